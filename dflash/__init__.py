@@ -1,0 +1,1 @@
+"""The DFlash drafter as a library: draft model, block objective, training, decoding, export."""
