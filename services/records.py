@@ -1,0 +1,112 @@
+"""The records that the stages hand on, with their Arrow schemas."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+TOKEN_IDS = pa.list_(pa.int32())
+
+# Conversations and tools differ in their fields from row to row, which no Arrow struct holds without loss
+# (datasets#7869), so they are kept as JSON text.
+PROMPT_SCHEMA = pa.schema(
+    [
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("messages", pa.string(), nullable=False),
+        pa.field("tools", pa.string()),
+        pa.field("input_ids", TOKEN_IDS, nullable=False),
+    ]
+)
+
+COMPLETION_SCHEMA = pa.schema(
+    [
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("status", pa.string(), nullable=False),
+        pa.field("reason", pa.string()),
+        pa.field("finish_reason", pa.string()),
+        pa.field("output_ids", TOKEN_IDS, nullable=False),
+        pa.field("attempts", pa.int32(), nullable=False),
+        pa.field("seconds", pa.float32(), nullable=False),
+        pa.field("server", pa.string()),
+    ]
+)
+
+SAMPLE_SCHEMA = pa.schema(
+    [
+        pa.field("input_ids", TOKEN_IDS),
+        pa.field("loss_mask", pa.list_(pa.int8())),
+        pa.field("seq_len", pa.int32()),
+    ]
+)
+
+PROVENANCE_SCHEMA = pa.schema(
+    [
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("tokens", pa.int32(), nullable=False),
+        pa.field("supervised_tokens", pa.int32(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A conversation that awaits an answer, rendered and tokenized once with the target's own template."""
+
+    prompt_id: str
+    source: str
+    messages: str
+    tools: str | None
+    input_ids: list[int]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What became of one prompt: an answer, a rejection with its reason, or a failure with its error.
+
+    `output_ids` holds the generated ids as the target emitted them, the end-of-turn token included.
+    """
+
+    prompt_id: str
+    status: Literal["completed", "rejected", "failed"]
+    reason: str | None
+    finish_reason: str | None
+    output_ids: list[int]
+    attempts: int
+    seconds: float
+    server: str | None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A row range of one source's prompts: the unit of generating and of publishing."""
+
+    chunk: str
+    source: str
+    first: int
+    count: int
+
+
+def write_prompts(path: Path, prompts: list[Prompt]) -> None:
+    _write(path, [asdict(prompt) for prompt in prompts], PROMPT_SCHEMA)
+
+
+def read_prompts(path: Path, first: int = 0, count: int | None = None) -> list[Prompt]:
+    """`count` prompts from row `first` on (all of the rest by default)."""
+    rows = pq.read_table(path, schema=PROMPT_SCHEMA).slice(first, count).to_pylist()
+    return [Prompt(**row) for row in rows]
+
+
+def write_completions(path: Path, completions: list[Completion]) -> None:
+    _write(path, [asdict(completion) for completion in completions], COMPLETION_SCHEMA)
+
+
+def read_completions(path: Path) -> list[Completion]:
+    return [Completion(**row) for row in pq.read_table(path, schema=COMPLETION_SCHEMA).to_pylist()]
+
+
+def _write(path: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, compression="zstd")

@@ -1,0 +1,232 @@
+"""A run's folder: which file means what, and how a file is published.
+
+    RUNS/NAME/
+      run.json                        the run's settings
+      prompts/SOURCE.parquet          prompts to generate for         (records.PROMPT_SCHEMA)
+      prompts/prepare.json            what became of every row read; its presence ends the stage
+      held_out/SOURCE.parquet         prompts to measure acceptance on
+      chunks.json                     which rows of which source make up which chunk
+      journal/CHUNK.jsonl             answers of a chunk that is not finished
+      completions/CHUNK.parquet       answers of a finished chunk     (records.COMPLETION_SCHEMA)
+      samples/CHUNK.arrow             samples of a chunk              (records.SAMPLE_SCHEMA)
+      samples/CHUNK.provenance.parquet  where each of them came from; samples/CHUNK.json counts them
+      dataset/                        the merged Hugging Face dataset, with merge.json
+      train/                          checkpoints and metrics
+      evaluation/NAME.json            acceptance of one checkpoint
+      export/                         the drafter, as SGLang loads it
+
+Files are the truth. Each is published once, whole, and the first writer wins.
+"""
+
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.errors import UserError
+from services.settings import Settings, check_settings
+
+RUN_NAME = re.compile(r"^[a-z0-9][a-z0-9_-]{0,63}$")
+CHANGEABLE_SECTIONS = {"train", "evaluate"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """Paths of one run; nothing is read or made by having one."""
+
+    root: Path
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    @property
+    def record(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def prepared(self) -> Path:
+        return self.root / "prompts" / "prepare.json"
+
+    def prompts(self, source: str) -> Path:
+        return self.root / "prompts" / f"{source}.parquet"
+
+    def held_out(self, source: str) -> Path:
+        return self.root / "held_out" / f"{source}.parquet"
+
+    @property
+    def chunks(self) -> Path:
+        return self.root / "chunks.json"
+
+    def journal(self, chunk: str) -> Path:
+        return self.root / "journal" / f"{chunk}.jsonl"
+
+    def completions(self, chunk: str) -> Path:
+        return self.root / "completions" / f"{chunk}.parquet"
+
+    def samples(self, chunk: str) -> Path:
+        return self.root / "samples" / f"{chunk}.arrow"
+
+    def provenance(self, chunk: str) -> Path:
+        return self.root / "samples" / f"{chunk}.provenance.parquet"
+
+    def assembled(self, chunk: str) -> Path:
+        return self.root / "samples" / f"{chunk}.json"
+
+    @property
+    def dataset(self) -> Path:
+        return self.root / "dataset"
+
+    @property
+    def merged(self) -> Path:
+        return self.dataset / "merge.json"
+
+    @property
+    def training(self) -> Path:
+        return self.root / "train"
+
+    def evaluation(self, name: str) -> Path:
+        return self.root / "evaluation" / f"{name}.json"
+
+    @property
+    def export(self) -> Path:
+        return self.root / "export"
+
+
+def create_run(runs: Path, name: str, settings: Settings) -> Run:
+    """Make the run's folder and record its settings, or take an existing run up again.
+
+    What the run's data depends on is fixed once it is begun. `train` and `evaluate` may change: the trainer
+    itself refuses what does not fit its checkpoints.
+
+    Raises:
+        UserError: the name cannot be used, or the run was begun with other settings (each difference is named).
+    """
+    if not RUN_NAME.match(name):
+        raise UserError(f"run name {name!r}: use up to 64 of a-z, 0-9, '-' and '_', beginning with a letter or digit")
+    run = Run(runs / name)
+    given = settings.model_dump(mode="json")
+    if publish_json(run.record, {"settings": given}):
+        return run
+    recorded = read_settings(run).model_dump(mode="json")
+    if differences := [
+        difference
+        for section in given.keys() - CHANGEABLE_SECTIONS
+        for difference in _differences(recorded[section], given[section], section)
+    ]:
+        raise UserError(
+            f"run {name} in {runs} was begun with other settings ({'; '.join(sorted(differences))}); "
+            "choose another run name, or put the settings back"
+        )
+    if recorded != given:
+        replace_json(run.record, {"settings": given})
+    return run
+
+
+def open_run(runs: Path, name: str) -> Run:
+    """Raises UserError when there is no such run."""
+    run = Run(runs / name)
+    if not RUN_NAME.match(name) or not run.record.is_file():
+        known = sorted(path.parent.name for path in runs.glob("*/run.json"))
+        there = f"there are: {', '.join(known)}" if known else "there is none yet; begin with `dflash-stack prepare`"
+        raise UserError(f"no run {name!r} in {runs}; {there}")
+    return run
+
+
+def read_settings(run: Run) -> Settings:
+    """The settings with which the run was begun."""
+    return check_settings(read_json(run.record)["settings"], where=f"{run.record}")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def publish(final: Path, write: Callable[[Path], None]) -> bool:
+    """Let `write` fill a temporary file beside `final`, then publish it whole under that name.
+
+    Returns whether this call published it: False when the file was there already, which is left as it is.
+    """
+    if final.exists():
+        return False
+    with _temporary(final) as temporary:
+        write(temporary)
+        _sync(temporary)
+        try:
+            os.link(temporary, final)
+        except FileExistsError:
+            return False
+        _sync(final.parent)
+    return True
+
+
+def publish_json(final: Path, content: dict[str, Any]) -> bool:
+    """Publish a JSON object under the rules of `publish`."""
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    return publish(final, lambda temporary: _write_text(temporary, text))
+
+
+def publish_folder(final: Path, fill: Callable[[Path], None]) -> bool:
+    """Let `fill` write into a new folder beside `final`, then rename it to that name; the first writer wins."""
+    if final.exists():
+        return False
+    with _temporary(final) as temporary:
+        temporary.mkdir()
+        fill(temporary)
+        for path in temporary.rglob("*"):
+            _sync(path)
+        try:
+            temporary.rename(final)
+        except OSError:
+            if final.is_dir():
+                return False
+            raise
+        _sync(final.parent)
+    return True
+
+
+def replace_json(final: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file that may be written again, whole at any moment (reports and snapshots, not results)."""
+    with _temporary(final) as temporary:
+        _write_text(temporary, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        temporary.replace(final)
+
+
+@contextmanager
+def _temporary(final: Path) -> Iterator[Path]:
+    final.parent.mkdir(parents=True, exist_ok=True)
+    temporary = final.parent / f".{final.name}.{uuid.uuid4().hex}.tmp"
+    try:
+        yield temporary
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary)
+        else:
+            temporary.unlink(missing_ok=True)
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _differences(recorded: Any, given: Any, key: str) -> Iterator[str]:
+    if isinstance(recorded, dict) and isinstance(given, dict):
+        for name in sorted(recorded.keys() | given.keys()):
+            yield from _differences(recorded.get(name), given.get(name), f"{key}.{name}")
+    elif recorded != given:
+        yield f"{key} was {recorded!r}, is {given!r}"

@@ -1,0 +1,202 @@
+"""The one place of configuration: a YAML file, checked against these models, unknown keys forbidden.
+
+Environment variables carry only addresses and secrets (`Addresses`). A run keeps a copy of its settings
+in `run.json`, so that every later stage sees what the first one saw.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from services.errors import UserError
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """A part of the configuration file: immutable, and strict about names."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TargetSettings(Section):
+    """The model whose answers the drafter learns to foresee."""
+
+    path: Path = Field(description="folder with config.json, safetensors, tokenizer and chat template")
+    served_name: str = Field(description="name under which SGLang serves it (--served-model-name)")
+    context_length: int = Field(gt=0, description="tokens of prompt and answer together")
+
+
+class SourceSettings(Section):
+    """One set of prompts, read from local files."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
+    files: list[Path] = Field(min_length=1)
+    adapter: Literal["messages", "sharegpt", "turns", "question"] = Field(
+        description="shape of a row: OpenAI messages, ShareGPT turns, a list of user turns, or one question column"
+    )
+    column: str = Field(description="column that holds the conversation or the question")
+    tools_column: str | None = Field(default=None, description="column that holds the tools, if there is one")
+    instruction: str = Field(default="", description="put before the question, with an empty line between")
+    domain: Literal["code", "general", "math", "tools"]
+    quota: int = Field(gt=0, description="prompts to generate answers for")
+    held_out: int = Field(default=0, ge=0, description="further prompts kept aside to measure acceptance on")
+
+
+class RenderSettings(Section):
+    """How a conversation becomes token ids."""
+
+    max_prompt_tokens: int = Field(gt=0)
+    thinking: bool | None = Field(default=None, description="enable_thinking of the template; null: not passed")
+
+
+class GenerateSettings(Section):
+    """How answers are asked for."""
+
+    chunk_size: int = Field(default=128, gt=0, description="prompts in a chunk: the unit of work and of publishing")
+    concurrency: int = Field(default=64, gt=0, description="requests that one worker keeps in flight")
+    max_new_tokens: int = Field(gt=0)
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: Fraction = 1.0
+    top_k: int = Field(default=-1, description="-1: the whole vocabulary")
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    truncated: Literal["keep", "reject"] = Field(default="keep", description="an answer that reached max_new_tokens")
+    max_repetition: Fraction = Field(
+        default=1.0, description="largest share of an answer's 8-grams that may repeat an earlier one; 1: any"
+    )
+    attempts: int = Field(default=4, gt=0, description="tries of one prompt before it counts as failed")
+    connect_timeout: float = Field(default=10, gt=0, description="seconds")
+    request_timeout: float = Field(default=1800, gt=0, description="seconds for one whole answer")
+    job_timeout: int = Field(default=6 * 3600, gt=0, description="seconds for one chunk")
+
+
+class AssembleSettings(Section):
+    """How prompt and answer become a sample."""
+
+    max_length: int = Field(gt=0, description="longer samples are dropped and counted")
+
+
+class MergeSettings(Section):
+    """What the new samples are merged with."""
+
+    base: Path | None = Field(default=None, description="Hugging Face dataset folder of the existing corpus")
+    base_source: str = Field(default="existing", description="name of the existing corpus in reports")
+
+
+class DraftSettings(Section):
+    """Shape of the draft model."""
+
+    num_layers: int = Field(default=5, gt=0)
+    block_size: int = Field(default=32, gt=1, description="anchor and the positions drafted after it")
+    target_layer_ids: list[int] | None = Field(default=None, description="taps; null: spread over the target")
+    mask_token_id: int = Field(ge=0, description="must own a row in the target's embedding, and never be emitted")
+    init: Literal["random", "target"] = Field(default="random", description="fresh, or from the target's layers")
+
+
+class TrainSettings(Section):
+    """How the drafter is trained; `anchors` and `block_size` carry the signal, `token_budget` only memory."""
+
+    draft: DraftSettings
+    steps: int = Field(gt=0)
+    anchors: int = Field(default=512, gt=0, description="anchors sampled for each sequence")
+    token_budget: int = Field(default=49_152, gt=0, description="tokens in a batch, padding included")
+    max_batch_size: int = Field(default=64, gt=0, description="samples in a batch")
+    learning_rate: float = Field(default=6e-4, gt=0)
+    warmup_ratio: Fraction = 0.04
+    clip: float = Field(default=1.0, gt=0, description="largest norm of the gradient")
+    gamma: float | None = Field(default=None, gt=0, description="decay of the position weights; null: by block size")
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    checkpoint_every: int = Field(default=500, gt=0, description="steps")
+    keep_checkpoints: int = Field(default=3, gt=0)
+    feature_cache_bytes: int = Field(default=0, ge=0, description="memory for features of samples already seen")
+    seed: int = 0
+    job_timeout: int = Field(default=14 * 24 * 3600, gt=0, description="seconds")
+
+
+class EvaluateSettings(Section):
+    """How acceptance is measured."""
+
+    max_new_tokens: int = Field(default=256, gt=0)
+    job_timeout: int = Field(default=24 * 3600, gt=0, description="seconds")
+
+
+class Settings(Section):
+    """A whole configuration file."""
+
+    target: TargetSettings
+    sources: list[SourceSettings] = Field(min_length=1)
+    render: RenderSettings
+    generate: GenerateSettings
+    assemble: AssembleSettings
+    merge: MergeSettings = MergeSettings()
+    train: TrainSettings
+    evaluate: EvaluateSettings = EvaluateSettings()
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        names = [source.name for source in self.sources]
+        if doubled := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two sources have the name {sorted(doubled)[0]!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _lengths_fit(self) -> Self:
+        longest = self.render.max_prompt_tokens + self.generate.max_new_tokens
+        if longest > self.target.context_length:
+            raise ValueError(
+                f"render.max_prompt_tokens + generate.max_new_tokens = {longest} is more than "
+                f"target.context_length = {self.target.context_length}"
+            )
+        return self
+
+
+class Addresses(BaseSettings):
+    """Where the other services are: the only thing read from environment variables."""
+
+    model_config = SettingsConfigDict(env_prefix="DFLASH_")
+
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    redis_password_file: Path | None = Field(default=None, description="read in place of a password in redis_url")
+    servers: str = Field(default="http://127.0.0.1:30000", description="SGLang servers, separated by commas")
+    runs: Path = Field(default=Path("var/runs"), description="folder of all runs")
+    heartbeat: Path = Field(default=Path("/tmp/dflash-heartbeat"), description="file that a live worker touches")
+
+    def server_list(self) -> list[str]:
+        return [server.strip().rstrip("/") for server in self.servers.split(",") if server.strip()]
+
+
+def load_settings(path: Path) -> Settings:
+    """Read and check a configuration file.
+
+    Raises:
+        UserError: the file is missing, is not YAML, or does not fit; every wrong key is named.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"configuration {path}: {error.strerror}; give an existing file with --config") from error
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"configuration {path} is not YAML: {' '.join(str(error).split())}") from error
+    return check_settings(content, where=f"configuration {path}")
+
+
+def check_settings(content: object, where: str) -> Settings:
+    """Validate what a file held; `where` names the file in the error."""
+    try:
+        return Settings.model_validate(content)
+    except ValidationError as error:
+        faults = "; ".join(_describe(fault["loc"], fault["type"], fault["msg"]) for fault in error.errors())
+        raise UserError(f"{where}: {faults}") from error
+
+
+def _describe(location: tuple[int | str, ...], kind: str, message: str) -> str:
+    key = ".".join(str(part) for part in location)
+    if kind == "extra_forbidden":
+        return f"there is no key {key!r}"
+    return f"{key}: {message}" if key else message.removeprefix("Value error, ")
