@@ -103,9 +103,7 @@ def check_balance(what: str, expected: int, parts: dict[str, int]) -> None:
 def _add_completions(path: Path, counts: GenerateCounts) -> None:
     table = pq.read_table(path, columns=["status", "reason", "output_ids"])
     lengths = table["output_ids"].combine_chunks().value_lengths().to_pylist()
-    for status, reason, length in zip(
-        table["status"].to_pylist(), table["reason"].to_pylist(), lengths, strict=True
-    ):
+    for status, reason, length in zip(table["status"].to_pylist(), table["reason"].to_pylist(), lengths, strict=True):
         if status == "completed":
             counts.completed += 1
             counts.output_tokens += length

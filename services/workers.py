@@ -4,7 +4,6 @@ One queue a worker: only then does RQ move a job atomically, so that none is los
 """
 
 import importlib
-import os
 import signal
 import subprocess
 import sys
@@ -57,7 +56,7 @@ def do_not_retry_user_errors(
     if isinstance(error, UserError):
         job.retries_left = 0
         job.meta["error"] = str(error)
-        job.save_meta()
+        job.save_meta()  # type: ignore[no-untyped-call]
     return True
 
 
@@ -105,7 +104,7 @@ def check_heartbeats(stages: Sequence[Stage], addresses: Addresses) -> None:
     for stage in stages:
         path = heartbeat_file(stage, addresses)
         try:
-            age = time.time() - os.stat(path).st_mtime
+            age = time.time() - path.stat().st_mtime
         except FileNotFoundError:
             raise UserError(f"worker of queue {stage}: no heartbeat at {path}; it has not started here") from None
         if age > STALE_AFTER:
