@@ -91,8 +91,19 @@ class Run:
     def training(self) -> Path:
         return self.root / "train"
 
+    @property
+    def training_metrics(self) -> Path:
+        return self.training / "metrics.jsonl"
+
+    @property
+    def trained(self) -> Path:
+        return self.training / "complete.json"
+
     def evaluation(self, name: str) -> Path:
         return self.root / "evaluation" / f"{name}.json"
+
+    def evaluation_progress(self, name: str) -> Path:
+        return self.root / "evaluation" / f"{name}.progress.jsonl"
 
     @property
     def export(self) -> Path:
