@@ -97,8 +97,8 @@ def train(run_name: RunName, config: ConfigFile = None, no_wait: NoWait = False)
 def evaluate(run_name: RunName, config: ConfigFile = None, no_wait: NoWait = False) -> None:
     """Measure the acceptance length on held-out prompts, before and after training."""
     run, settings, operator = _open(run_name, config)
-    for which in ("before", "after"):
-        stages.evaluate(run, settings, cast(stages.Evaluated, which), operator, wait=not no_wait)
+    for which in stages.EVALUATED:
+        stages.evaluate(run, settings, which, operator, wait=not no_wait)
 
 
 @app.command()
@@ -135,6 +135,16 @@ def demo(
     from services.stack.demo.run import run_demo
 
     run_demo(folder, config, port, console)
+
+
+@app.command()
+def models(
+    config: Annotated[Path, typer.Option("--config", "-c", help="the demo's configuration")] = Path("config/demo.yaml"),
+) -> None:
+    """Put the demo's target model in place, as the demo itself would."""
+    from services.stack.demo.run import put_target_in_place
+
+    put_target_in_place(load_settings(config))
 
 
 @app.command()

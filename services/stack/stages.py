@@ -16,6 +16,7 @@ from services.settings import Settings
 from services.stack.wait import Operator, Standing, wait_for
 
 Evaluated = Literal["before", "after"]
+EVALUATED: tuple[Evaluated, ...] = ("before", "after")
 
 PREPARE_TIMEOUT = 12 * 3600
 ASSEMBLE_TIMEOUT = 3600

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from services.errors import UserError
@@ -72,7 +73,7 @@ class Processes:
         """End the named processes, and wait for them."""
         for name in names:
             process = self.running.pop(name)
-            _end(lambda session=process.pid: _in_session(session))
+            _end(partial(_in_session, process.pid))
             process.wait()
 
     def stop_all(self) -> None:
