@@ -95,9 +95,8 @@ class Run:
     def training_metrics(self) -> Path:
         return self.training / "metrics.jsonl"
 
-    @property
-    def trained(self) -> Path:
-        return self.training / "complete.json"
+    def checkpoint(self, step: int) -> Path:
+        return self.training / "checkpoints" / f"step-{step:08d}"
 
     def evaluation(self, name: str) -> Path:
         return self.root / "evaluation" / f"{name}.json"

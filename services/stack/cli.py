@@ -139,7 +139,9 @@ def demo(
 
 @app.command()
 def models(
-    config: Annotated[Path, typer.Option("--config", "-c", help="the demo's configuration")] = Path("config/demo.yaml"),
+    config: Annotated[Path, typer.Option("--config", "-c", help="the demo's configuration")] = Path(
+        "config/demo.yaml"
+    ),
 ) -> None:
     """Put the demo's target model in place, as the demo itself would."""
     from services.stack.demo.run import put_target_in_place

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from services.chunks import plan_chunks
 from services.errors import UserError
-from services.ledger import count_assembled, count_generated, read_chunks
+from services.ledger import count_assembled, count_generated, plan_chunks, read_chunks
 from services.queues import enqueue, job_id
-from services.runs import Run, read_json
+from services.runs import Run
 from services.settings import Settings
 from services.stack.wait import Operator, Standing, wait_for
 
@@ -103,7 +102,8 @@ def train(run: Run, settings: Settings, operator: Operator, wait: bool = True) -
     """
     if not run.merged.is_file():
         raise UserError(f"run {run.name} has no merged dataset; first `dflash-stack merge {run.name}`")
-    if is_trained(run, settings):
+    last = run.checkpoint(settings.train.steps)
+    if last.is_dir():
         return
     enqueue("train", operator.connection, "train", run.name, job_timeout=settings.train.job_timeout)
     if wait:
@@ -113,12 +113,8 @@ def train(run: Run, settings: Settings, operator: Operator, wait: bool = True) -
             [job_id("train", "train", run.name)],
             operator,
             lambda: _train_standing(run, settings),
-            lambda: is_trained(run, settings),
+            last.is_dir,
         )
-
-
-def is_trained(run: Run, settings: Settings) -> bool:
-    return run.trained.is_file() and int(read_json(run.trained)["step"]) >= settings.train.steps
 
 
 def evaluate(run: Run, settings: Settings, which: Evaluated, operator: Operator, wait: bool = True) -> None:

@@ -72,9 +72,7 @@ def run_demo(folder: Path, config: Path, port: int, console: Console) -> None:
     console.print(f"took {(time.monotonic() - began) / 60:.1f} minutes on {os.cpu_count()} cores")
 
 
-def _run_stages(
-    run: Run, settings: Settings, addresses: Addresses, operator: Operator, processes: Processes
-) -> None:
+def _run_stages(run: Run, settings: Settings, addresses: Addresses, operator: Operator, processes: Processes) -> None:
     stages.prepare(run, settings, operator)
     if "sglang" in processes.running:
         _wait_for_server(addresses.server_list()[0], processes, operator.console)
@@ -141,11 +139,15 @@ def _wait_for_server(server: str, processes: Processes, console: Console) -> Non
             except httpx.TransportError:
                 pass
             time.sleep(0.5)
-    raise UserError(f"SGLang at {server} was not healthy within {SERVER_START_SECONDS} s; see {processes.log('sglang')}")
+    raise UserError(
+        f"SGLang at {server} was not healthy within {SERVER_START_SECONDS} s; see {processes.log('sglang')}"
+    )
 
 
 def _start_workers(addresses: Addresses, processes: Processes) -> None:
-    environment = {f"DFLASH_{name.upper()}": str(value) for name, value in addresses.model_dump(exclude_none=True).items()}
+    environment = {
+        f"DFLASH_{name.upper()}": str(value) for name, value in addresses.model_dump(exclude_none=True).items()
+    }
     for name, image, queue in WORKERS:
         command = [interpreter(image), "-m", "services.stack", "worker", queue]
         processes.start(name, command, environment)
