@@ -4,6 +4,7 @@ A job is a dotted name and a few short strings, serialized as JSON. Every job is
 lost worker costs a retry and nothing else.
 """
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
@@ -12,7 +13,6 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry as ConnectionRetry
 from rq import Queue, Retry
-from rq.exceptions import NoSuchJobError
 from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 
@@ -94,9 +94,17 @@ def enqueue(stage: Stage, connection: Redis, job: str, *names: str, job_timeout:
 
 def job_state(name: str, connection: Redis) -> JobState:
     """What Redis knows of the job with this id."""
-    try:
-        job = Job.fetch(name, connection=connection, serializer=JSONSerializer)
-    except NoSuchJobError:
+    return job_states([name], connection)[name]
+
+
+def job_states(names: Sequence[str], connection: Redis) -> dict[str, JobState]:
+    """What Redis knows of the jobs with these ids."""
+    jobs = Job.fetch_many(names, connection=connection, serializer=JSONSerializer)
+    return {name: _state(job) for name, job in zip(names, jobs, strict=True)}
+
+
+def _state(job: Job | None) -> JobState:
+    if job is None:
         return JobState("missing")
     status = job.get_status(refresh=False)
     if status in WAITING:

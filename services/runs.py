@@ -95,8 +95,18 @@ class Run:
     def training(self) -> Path:
         return self.root / "train"
 
+    @property
+    def training_metrics(self) -> Path:
+        return self.training / "metrics.jsonl"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.training / "checkpoints" / f"step-{step:08d}"
+
     def evaluation(self, name: str) -> Path:
         return self.root / "evaluation" / f"{name}.json"
+
+    def evaluation_progress(self, name: str) -> Path:
+        return self.root / "evaluation" / f"{name}.progress.jsonl"
 
     @property
     def export(self) -> Path:

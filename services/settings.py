@@ -93,39 +93,54 @@ class MergeSettings(Section):
 
 
 class DraftSettings(Section):
-    """Shape of the draft model."""
+    """Shape of the draft model; `dflash.config.DraftConfig` checks what depends on the target."""
 
-    num_layers: int = Field(default=5, gt=0)
-    block_size: int = Field(default=32, gt=1, description="anchor and the positions drafted after it")
-    target_layer_ids: list[int] | None = Field(default=None, description="taps; null: spread over the target")
-    mask_token_id: int = Field(ge=0, description="must own a row in the target's embedding, and never be emitted")
+    num_layers: int = Field(default=5, ge=1)
+    block_size: int = Field(default=32, ge=2, description="the anchor and the positions drafted after it")
+    target_layer_ids: tuple[int, ...] | None = Field(default=None, description="taps; null: spread over the target")
+    mask_token_id: int | None = Field(default=None, description="must own a row in the target's embedding")
     init: Literal["random", "target"] = Field(default="random", description="fresh, or from the target's layers")
+    init_layer_ids: tuple[int, ...] | None = Field(default=None, description="the target's layers to begin from")
 
 
 class TrainSettings(Section):
-    """How the drafter is trained; `anchors` and `block_size` carry the signal, `token_budget` only memory."""
+    """How the drafter is trained. `anchors` and `block_size` carry the signal, `token_budget` only costs memory.
+
+    Apart from `job_timeout`, the keys are those of `dflash.config.TrainingConfig`.
+    """
 
     draft: DraftSettings
-    steps: int = Field(gt=0)
-    anchors: int = Field(default=512, gt=0, description="anchors sampled for each sequence")
-    token_budget: int = Field(default=49_152, gt=0, description="tokens in a batch, padding included")
-    max_batch_size: int = Field(default=64, gt=0, description="samples in a batch")
+    steps: int = Field(ge=1)
+    anchors: int = Field(default=1024, ge=1)
+    anchors_per: Literal["pack", "sequence"] = "pack"
+    gamma: float | None = Field(default=None, gt=0, description="decay of position weights; null: by block size")
     learning_rate: float = Field(default=6e-4, gt=0)
-    warmup_ratio: Fraction = 0.04
-    clip: float = Field(default=1.0, gt=0, description="largest norm of the gradient")
-    gamma: float | None = Field(default=None, gt=0, description="decay of the position weights; null: by block size")
+    warmup_ratio: float = Field(default=0.04, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    gradient_clip: float = Field(default=1.0, gt=0)
+    token_budget: int = Field(default=49_152, ge=2, description="most tokens in one step")
+    max_batch_size: int = Field(default=64, ge=1, description="most samples in one step")
+    max_length: int = Field(default=4096, ge=2, description="longer samples are cut")
+    seed: int = Field(default=0, ge=0)
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    checkpoint_every: int = Field(default=500, gt=0, description="steps")
-    keep_checkpoints: int = Field(default=3, gt=0)
-    feature_cache_bytes: int = Field(default=0, ge=0, description="memory for features of samples already seen")
-    seed: int = 0
+    target_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    device: str = "cuda"
+    threads: int | None = Field(default=None, ge=1)
+    loss_chunk_blocks: int = Field(default=128, ge=1, description="blocks whose logits are in memory at once")
+    feature_cache_bytes: int = Field(default=0, ge=0, description="memory for features kept between epochs")
+    checkpoint_every: int = Field(default=500, ge=1, description="steps")
+    keep: int = Field(default=3, ge=1, description="checkpoints to keep, beside the one at step 0")
+    log_every: int = Field(default=10, ge=1, description="steps")
     job_timeout: int = Field(default=14 * 24 * 3600, gt=0, description="seconds")
 
 
 class EvaluateSettings(Section):
-    """How acceptance is measured."""
+    """How acceptance is measured. Apart from `job_timeout`, the keys are `dflash.config.EvaluationConfig`'s."""
 
-    max_new_tokens: int = Field(default=256, gt=0)
+    max_new_tokens: int = Field(default=256, ge=2)
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    device: str = "cuda"
+    threads: int | None = Field(default=None, ge=1)
     job_timeout: int = Field(default=24 * 3600, gt=0, description="seconds")
 
 

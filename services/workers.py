@@ -28,6 +28,10 @@ MAINTENANCE_INTERVAL = 10
 MONITORING_INTERVAL = 10
 STALE_AFTER = 60
 
+# A worker that is told to stop finishes its job first, but a training run is told to stop as well: it saves a
+# checkpoint, and its retry goes on from there.
+STOPPED_WITH_WORKER: frozenset[Stage] = frozenset({"train"})
+
 
 class HeartbeatWorker(Worker):
     """RQ's forking worker, which also touches a file whenever it tells Redis that it is alive."""
@@ -43,6 +47,12 @@ class HeartbeatWorker(Worker):
             exception_handlers=[do_not_retry_user_errors],
         )
         self.heartbeat_file = heartbeat_file
+        self.stops_its_job = stage in STOPPED_WITH_WORKER
+
+    def request_stop(self, signum: int, frame: FrameType | None) -> None:
+        super().request_stop(signum, frame)
+        if self.stops_its_job and self.horse_pid:
+            self.kill_horse(signal.SIGTERM)
 
     def heartbeat(self, *arguments: Any, **keywords: Any) -> None:
         super().heartbeat(*arguments, **keywords)

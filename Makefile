@@ -1,0 +1,74 @@
+# What can be done here: `make help`.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+ENVIRONMENTS := python3 services/environments.py
+ENVS := .envs
+STACK := $(ENVS)/stack/bin/python -m services.stack
+TOOLS := $(ENVS)/tests/bin
+RUN_IN := tests/run_in.py
+TARGET := var/models/SmolLM2-135M-Instruct
+CPU := docker compose -f compose.cpu.yaml
+VARIANT ?=
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: envs ## Run the whole way on this machine's CPU: prompts to a measured drafter
+	@$(STACK) demo
+
+.PHONY: envs
+envs: ## Make the local environments, one per image, from the images' cpu locks
+	@$(ENVIRONMENTS) sglang producer tokenizer trainer stack
+
+.PHONY: tools
+tools:
+	@$(ENVIRONMENTS) tests
+
+.PHONY: models
+models: envs ## Put the demo's target model in place
+	@$(STACK) models
+
+.PHONY: test
+test: envs tools models test-unit test-services ## Pass the tests: unit tests, and services on a real Redis and SGLang
+
+.PHONY: test-unit
+test-unit: ## Unit tests, each room's in its own image's environment
+	$(ENVS)/trainer/bin/python $(RUN_IN) tests/unit/dflash tests/unit/trainer
+	$(ENVS)/tokenizer/bin/python $(RUN_IN) tests/unit/prompts tests/unit/tokenizer tests/unit/chat
+	$(ENVS)/producer/bin/python $(RUN_IN) tests/unit/producer
+	$(ENVS)/stack/bin/python $(RUN_IN) tests/unit/shared tests/unit/stack tests/unit/images
+
+.PHONY: test-services
+test-services: ## Tests on a real embedded Redis and the real SGLang server
+	$(ENVS)/stack/bin/python $(RUN_IN) tests/services
+
+.PHONY: test-stack
+test-stack: ## Build the cpu images, bring the stack up in containers, and run the pipeline in it
+	$(ENVS)/stack/bin/python $(RUN_IN) tests/stack
+
+.PHONY: lint
+lint: envs tools ## ruff, mypy, import-linter, shellcheck, hadolint
+	tests/lint.sh
+
+.PHONY: lock
+lock: ## Renew the hashed locks
+	python3 images/lock.py
+
+.PHONY: build-cpu
+build-cpu: ## Build the cpu images
+	$(CPU) build
+
+.PHONY: up-cpu
+up-cpu: build-cpu ## Bring the CPU stack up and wait until it is healthy
+	$(CPU) up --detach --wait
+
+.PHONY: down-cpu
+down-cpu: ## Take the CPU stack down; its volumes stay
+	$(CPU) down
+
+.PHONY: clean
+clean: ## Remove what the demo and the tests wrote; the environments stay
+	rm -rf var

@@ -1,0 +1,1 @@
+"""What operates the stack: the command line, the report, and the demo."""

@@ -1,0 +1,184 @@
+"""The processes that the demo starts, and how they all end with it.
+
+Every process inherits a mark in its environment. Ending the demo, or taking up one that was killed, means
+ending whatever carries the mark: servers, their children, and jobs whose worker died before them.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from services.errors import UserError
+
+MARK = "DFLASH_DEMO"
+GRACE = 15.0
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class Processes:
+    """What runs for the demo in `folder`; the mark's value is the folder's path."""
+
+    folder: Path
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def mark(self) -> str:
+        return f"{MARK}={self.folder.resolve()}"
+
+    def log(self, name: str) -> Path:
+        return self.folder / "logs" / f"{name}.log"
+
+    def start(self, name: str, command: Sequence[str | Path], environment: dict[str, str] | None = None) -> None:
+        """Start a process whose output goes to a log, and which ends when this one does."""
+        self.log(name).parent.mkdir(parents=True, exist_ok=True)
+        with self.log(name).open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.environment(environment),
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+
+    def run(self, name: str, command: Sequence[str | Path]) -> None:
+        """Run a process to its end.
+
+        Raises:
+            UserError: it failed; its last line and its log are named.
+        """
+        self.start(name, command)
+        if self.running.pop(name).wait() != 0:
+            raise UserError(f"{name} failed: {self._last_line(name)}; see {self.log(name)}")
+
+    def check(self) -> None:
+        """Raises UserError when a process that should still run has ended."""
+        for name, process in self.running.items():
+            if process.poll() is not None:
+                raise UserError(
+                    f"{name} ended with status {process.returncode}: {self._last_line(name)}; see {self.log(name)}"
+                )
+
+    def stop(self, *names: str) -> None:
+        """End the named processes, and wait for them."""
+        for name in names:
+            process = self.running.pop(name)
+            _end(partial(_in_session, process.pid))
+            process.wait()
+
+    def stop_all(self) -> None:
+        """End everything that carries the mark, whoever started it."""
+        _end(lambda: _marked(self.mark))
+        for process in self.running.values():
+            process.wait()
+        self.running.clear()
+
+    def environment(self, additional: dict[str, str] | None = None) -> dict[str, str]:
+        name, _, value = self.mark.partition("=")
+        return {**os.environ, name: value, **(additional or {})}
+
+    def _last_line(self, name: str) -> str:
+        lines = self.log(name).read_text(errors="replace").strip().splitlines()
+        return lines[-1].strip() if lines else "it said nothing"
+
+
+@contextmanager
+def processes_in(folder: Path) -> Iterator[Processes]:
+    """Processes of the demo in `folder`: leftovers of a killed one are ended first, all are ended at the end."""
+    processes = Processes(folder)
+    processes.stop_all()
+    previous = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield processes
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        processes.stop_all()
+
+
+def check_port_is_free(port: int, what: str, option: str) -> None:
+    """Raises UserError when something listens on the loopback port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise UserError(
+                f"{what}: port {port} is in use; stop what listens there, or give another {option}"
+            ) from error
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _end_with_parent() -> None:
+    # Runs in the child between fork and exec: the kernel sends it SIGTERM when the demo dies, however it dies.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _end(find: Callable[[], list[int]]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + GRACE
+        signalled: set[int] = set()
+        while (pids := find()) and time.monotonic() < deadline:
+            for pid in set(pids) - signalled:
+                signalled.add(pid)
+                _send(pid, number)
+            time.sleep(0.1)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _in_session(session: int) -> list[int]:
+    return [pid for pid in _alive() if _session(pid) == session]
+
+
+def _marked(mark: str) -> list[int]:
+    return [pid for pid in _alive() if pid != os.getpid() and mark.encode() in _environment(pid)]
+
+
+def _alive() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and not _is_zombie(entry)]
+
+
+def _is_zombie(entry: Path) -> bool:
+    try:
+        return (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []

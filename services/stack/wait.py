@@ -1,0 +1,122 @@
+"""Waiting for a stage, with a bar on a terminal and a line now and then elsewhere."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from redis import Redis
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rq import Worker
+
+from services.errors import UserError
+from services.queues import Stage, job_states, queue
+
+POLL_SECONDS = 0.5
+LINE_SECONDS = 15.0
+NO_WORKER_SECONDS = 15.0
+# A job may be enqueued a moment after the result that it follows was published.
+SETTLED_SECONDS = 10.0
+
+
+class Standing(NamedTuple):
+    """How far a stage is: `done` of `total` units (None: not known yet), and what else is worth saying."""
+
+    done: int
+    total: int | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Who waits: over which Redis, and where progress is shown.
+
+    `check` raises when there is no use in waiting any longer, such as for a server that has died.
+    """
+
+    connection: Redis
+    console: Console
+    check: Callable[[], None] = lambda: None
+
+
+def wait_for(
+    what: str,
+    stage: Stage,
+    jobs: Sequence[str],
+    operator: Operator,
+    standing: Callable[[], Standing],
+    is_done: Callable[[], bool],
+) -> None:
+    """Show a stage's progress until its files are there.
+
+    Raises:
+        UserError: one of its jobs failed for good, or is gone from Redis though its result is not there.
+    """
+    warned = False
+    begun = unsettled = time.monotonic()
+    with _display(what, operator.console) as show:
+        while not is_done():
+            operator.check()
+            show(standing())
+            states = job_states(jobs, operator.connection)
+            if any(state.state in {"waiting", "running"} for state in states.values()):
+                unsettled = time.monotonic()
+            elif failed := {name: state.error for name, state in states.items() if state.state == "failed"}:
+                name, error = next(iter(failed.items()))
+                more = f" (and {len(failed) - 1} more jobs)" if len(failed) > 1 else ""
+                raise UserError(f"{what}: {error}{more} [job {name}]")
+            elif time.monotonic() - unsettled > SETTLED_SECONDS:
+                raise UserError(f"{what}: no job is left and the result is not there; run the command again")
+            if not warned and time.monotonic() - begun > NO_WORKER_SECONDS:
+                warned = True
+                if not Worker.count(queue=queue(stage, operator.connection)):
+                    operator.console.print(
+                        f"[yellow]no worker takes jobs of {stage}; start one: dflash-stack worker {stage}[/]"
+                    )
+            time.sleep(POLL_SECONDS)
+        show(standing())
+
+
+@contextmanager
+def _display(what: str, console: Console) -> Iterator[Callable[[Standing], None]]:
+    if not console.is_terminal:
+        yield _lines(what, console)
+        return
+    columns = (
+        TextColumn("{task.description:<10}"),
+        BarColumn(bar_width=28),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        task: TaskID = progress.add_task(what, total=None, note="")
+        yield lambda standing: progress.update(
+            task, completed=standing.done, total=standing.total, note=standing.note
+        )
+
+
+def _lines(what: str, console: Console) -> Callable[[Standing], None]:
+    shown = {"at": 0.0, "done": -1}
+
+    def show(standing: Standing) -> None:
+        whole = standing.total is not None and standing.done == standing.total
+        due = time.monotonic() - shown["at"] > LINE_SECONDS
+        if standing.done != shown["done"] and (due or whole):
+            shown.update(at=time.monotonic(), done=standing.done)
+            total = "?" if standing.total is None else standing.total
+            console.print(f"{what:<10} {standing.done}/{total}  {standing.note}".rstrip(), highlight=False)
+
+    return show

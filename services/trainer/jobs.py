@@ -1,0 +1,59 @@
+"""The jobs of the queue `train`; each changes nothing when its result is there already."""
+
+from functools import partial
+from pathlib import Path
+
+from services.errors import UserError
+from services.runs import Run, open_run, publish, read_settings, replace_json
+from services.settings import Addresses, Settings
+from services.trainer.configuration import evaluation_config, held_out_lines, training_config
+from services.trainer.supervise import run_dflash
+
+
+def train(run_name: str) -> None:
+    """Train to the configured step, from the newest checkpoint if there is one."""
+    run, settings = _open(run_name)
+    if run.checkpoint(settings.train.steps).is_dir():
+        return
+    config = run.training / "training.json"
+    replace_json(config, training_config(run, settings).model_dump(mode="json"))
+    run_dflash(run.training / "train.log", "train", "--config", config)
+
+
+def evaluate(run_name: str, which: str) -> None:
+    """Measure acceptance of the untrained drafter (`before`) or of the fully trained one (`after`)."""
+    run, settings = _open(run_name)
+    if run.evaluation(which).is_file():
+        return
+    step = {"before": 0, "after": settings.train.steps}[which]
+    _check_trained(run, step)
+    prompts = run.root / "evaluation" / "held_out.jsonl"
+    lines = "".join(held_out_lines(run, settings))
+    publish(prompts, partial(_write_text, lines))
+    config = run.root / "evaluation" / f"{which}.config.json"
+    replace_json(config, evaluation_config(run, settings, which, step, prompts).model_dump(mode="json"))
+    run_dflash(run.root / "evaluation" / f"{which}.log", "evaluate", "--config", config)
+
+
+def export(run_name: str) -> None:
+    """Publish the fully trained drafter as SGLang loads it."""
+    run, settings = _open(run_name)
+    if run.export.is_dir():
+        return
+    _check_trained(run, settings.train.steps)
+    checkpoint = run.checkpoint(settings.train.steps)
+    run_dflash(run.training / "export.log", "export", checkpoint, run.export, "--target", settings.target.path)
+
+
+def _open(run_name: str) -> tuple[Run, Settings]:
+    run = open_run(Addresses().runs, run_name)
+    return run, read_settings(run)
+
+
+def _check_trained(run: Run, step: int) -> None:
+    if not run.checkpoint(step).is_dir():
+        raise UserError(f"run {run.name} has no checkpoint of step {step}; first `dflash-stack train {run.name}`")
+
+
+def _write_text(text: str, path: Path) -> None:
+    path.write_text(text, encoding="utf-8")

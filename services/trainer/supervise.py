@@ -1,0 +1,55 @@
+"""Running `dflash` as a child process: a job must not initialise CUDA in RQ's forked process (pytorch#40403)."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+
+import structlog
+
+from services.errors import UserError
+
+USER_ERROR_STATUS = 1
+
+
+class StoppedError(Exception):
+    """The process was told to stop and did so after a checkpoint; the job's retry goes on from there."""
+
+
+def run_dflash(log: Path, *arguments: str | Path) -> None:
+    """Run the command `dflash` with its output going to `log`, and pass SIGTERM on to it.
+
+    Raises:
+        UserError: it told of a user's mistake; its line is passed on.
+        StoppedError: it was stopped by SIGTERM.
+        ChildProcessError: it ended in any other way.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "dflash", *map(str, arguments)]
+    stopped = False
+    with log.open("ab") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+
+        def stop(number: int, _frame: FrameType | None) -> None:
+            nonlocal stopped
+            stopped = True
+            process.send_signal(number)
+
+        previous = signal.signal(signal.SIGTERM, stop)
+        try:
+            status = process.wait()
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+    structlog.get_logger().info("dflash_ended", command=arguments[0], status=status, log=str(log))
+    if stopped:
+        raise StoppedError(f"dflash {arguments[0]} was stopped; the next job goes on from its checkpoint")
+    if status == USER_ERROR_STATUS:
+        raise UserError(_last_line(log).removeprefix("error: "))
+    if status != 0:
+        raise ChildProcessError(f"dflash {arguments[0]} ended with status {status}: {_last_line(log)}; see {log}")
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else "it said nothing"

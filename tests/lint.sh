@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Every linter of the project; each package is type-checked in its own image's environment.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+tools=.envs/tests/bin
+
+$tools/ruff check .
+$tools/ruff format --check .
+
+check_types() { # ENVIRONMENT PACKAGE...
+  local environment=$1
+  shift
+  $tools/mypy --python-executable ".envs/$environment/bin/python" --cache-dir ".mypy_cache/$environment" "$@"
+}
+check_types trainer dflash services/trainer
+check_types tokenizer services/chat.py services/prompts services/tokenizer
+check_types producer services/producer services/metrics.py
+check_types stack services/*.py services/stack
+
+PYTHONPATH=. $tools/lint-imports
+git ls-files '*.sh' | xargs -r $tools/shellcheck
+$tools/shellcheck .ci/run
+git ls-files 'images/*/Dockerfile' | xargs -r $tools/hadolint
