@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 
 from services.errors import UserError
 from services.records import Chunk
-from services.runs import Run, read_json
+from services.runs import Run, publish_json, read_json
+from services.settings import Settings
 
 
 @dataclass
@@ -34,6 +35,27 @@ class GenerateCounts:
     @property
     def waiting(self) -> int:
         return self.prompts - self.finished - self.in_journal
+
+
+def plan_chunks(run: Run, settings: Settings) -> list[Chunk]:
+    """Cut the prepared prompts into chunks, source by source, and publish them: equal prompts give equal chunks.
+
+    Raises:
+        UserError: the prompts are not prepared.
+    """
+    if not run.prepared.is_file():
+        raise UserError(
+            f"run {run.name} has no {run.prepared}; its prompts are not prepared, see `dflash-stack prepare`"
+        )
+    size = settings.generate.chunk_size
+    planned = [
+        Chunk(f"{source.name}-{first // size:05d}", source.name, first, min(size, prompts - first))
+        for source in settings.sources
+        for prompts in [pq.read_metadata(run.prompts(source.name)).num_rows]
+        for first in range(0, prompts, size)
+    ]
+    publish_json(run.chunks, {"chunks": [asdict(chunk) for chunk in planned]})
+    return read_chunks(run)
 
 
 def read_chunks(run: Run) -> list[Chunk]:

@@ -3,7 +3,8 @@
     RUNS/NAME/
       run.json                        the run's settings
       prompts/SOURCE.parquet          prompts to generate for         (records.PROMPT_SCHEMA)
-      prompts/prepare.json            what became of every row read; its presence ends the stage
+      prompts/SOURCE.json             what became of every row of the source
+      prompts/prepare.json            the same for all sources; its presence ends the stage
       held_out/SOURCE.parquet         prompts to measure acceptance on
       chunks.json                     which rows of which source make up which chunk
       journal/CHUNK.jsonl             answers of a chunk that is not finished
@@ -56,6 +57,9 @@ class Run:
 
     def prompts(self, source: str) -> Path:
         return self.root / "prompts" / f"{source}.parquet"
+
+    def source_prepared(self, source: str) -> Path:
+        return self.root / "prompts" / f"{source}.json"
 
     def held_out(self, source: str) -> Path:
         return self.root / "held_out" / f"{source}.parquet"

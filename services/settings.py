@@ -45,6 +45,12 @@ class SourceSettings(Section):
     quota: int = Field(gt=0, description="prompts to generate answers for")
     held_out: int = Field(default=0, ge=0, description="further prompts kept aside to measure acceptance on")
 
+    @model_validator(mode="after")
+    def _instruction_has_a_question(self) -> Self:
+        if self.instruction and self.adapter not in {"question", "turns"}:
+            raise ValueError(f"instruction is for adapters question and turns, and adapter is {self.adapter}")
+        return self
+
 
 class RenderSettings(Section):
     """How a conversation becomes token ids."""

@@ -1,0 +1,214 @@
+"""From a conversation to token ids: the target's own chat template, and where a reply begins.
+
+A prompt is rendered here once, and its ids go unchanged to the server and into the sample. Text that holds
+replies already (older corpora) is masked by comparing renderings in token ids, never by searching in text.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import TemplateError
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from services.errors import UserError
+
+Message = dict[str, Any]
+Tool = dict[str, Any]
+
+PROBE = [{"role": "user", "content": "Hello"}]
+PROBE_TOOL = {
+    "type": "function",
+    "function": {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}},
+}
+
+TOOLS_PREAMBLE = (
+    "You may call one or more functions to answer the user. Their signatures are within <tools></tools>. For each "
+    "call, reply with a JSON object of the function's name and arguments within <tool_call></tool_call>."
+)
+
+
+class RenderingError(ValueError):
+    """The template does not take this conversation; the message says why."""
+
+
+class TextSample(NamedTuple):
+    """A conversation with the mask of its replies; both lists have one entry a token.
+
+    `skipped_turns` counts replies that are context only, because the template shows them otherwise in the whole
+    conversation than when they were generated (thinking dropped from the history, say).
+    """
+
+    input_ids: list[int]
+    loss_mask: list[int]
+    supervised_turns: int
+    skipped_turns: int
+
+
+def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a Hugging Face model folder, with its chat template; nothing is fetched from a hub.
+
+    Raises:
+        UserError: there is no such folder, or it lacks a tokenizer or a chat template, or its tokenizer has more
+            tokens than its model has embeddings.
+    """
+    if not path.is_dir():
+        raise UserError(f"target model {path}: there is no such folder; set target.path")
+    if not (path / "tokenizer.json").is_file():
+        raise UserError(f"target model {path}: no tokenizer.json; save the model's fast tokenizer there")
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"target model {path}: the tokenizer cannot be loaded: {_one_line(error)}") from error
+    if not tokenizer.chat_template:
+        raise UserError(
+            f"target model {path}: the tokenizer has no chat template; take an instruction-tuned model, or put its "
+            "chat_template.jinja into the folder"
+        )
+    if len(tokenizer) > (size := vocabulary_size(path)):
+        raise UserError(
+            f"target model {path}: the tokenizer has {len(tokenizer)} tokens and the model {size} embeddings; "
+            "they do not belong together"
+        )
+    return tokenizer
+
+
+def vocabulary_size(path: Path) -> int:
+    """Rows of the target's embedding: every valid id is below it. SGLang crashes on one that is not.
+
+    Raises:
+        UserError: config.json is missing, or does not say.
+    """
+    config_path = path / "config.json"
+    try:
+        config = json.loads(config_path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"target model {path}: config.json cannot be read: {_one_line(error)}") from error
+    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    if not isinstance(size, int):
+        raise UserError(f"{config_path}: no vocab_size; this is no causal language model")
+    return size
+
+
+def tokenizer_fingerprint(path: Path) -> str:
+    """SHA-256 of the folder's tokenizer.json: equal fingerprints give equal ids."""
+    try:
+        return hashlib.sha256((path / "tokenizer.json").read_bytes()).hexdigest()
+    except OSError as error:
+        raise UserError(f"target model {path}: tokenizer.json cannot be read: {error.strerror}") from error
+
+
+def template_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """SHA-256 of the chat template (of all of them, for a tokenizer that has several)."""
+    return hashlib.sha256(json.dumps(tokenizer.chat_template, sort_keys=True).encode()).hexdigest()
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None = None,
+    thinking: bool | None = None,
+    *,
+    add_generation_prompt: bool = True,
+) -> list[int]:
+    """Token ids of a conversation, by default up to where the target's reply begins.
+
+    Args:
+        messages: OpenAI messages.
+        tools: OpenAI tool schemas, handed to the template.
+        thinking: the template's `enable_thinking`; None leaves it to the template.
+
+    Raises:
+        RenderingError: the template refuses the conversation.
+    """
+    options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
+    try:
+        ids: Any = tokenizer.apply_chat_template(
+            list(messages),
+            tools=list(tools) if tools else None,
+            add_generation_prompt=add_generation_prompt,
+            tokenize=True,
+            return_dict=False,
+            **options,
+        )
+    except (TemplateError, TypeError, ValueError) as error:
+        raise RenderingError(_one_line(error)) from error
+    return list(ids)
+
+
+def takes_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the template shows tools to the model; one that does not would drop them without a word."""
+    return render(tokenizer, PROBE, [PROBE_TOOL]) != render(tokenizer, PROBE)
+
+
+def takes_thinking(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the template looks at `enable_thinking`."""
+    return render(tokenizer, PROBE, thinking=True) != render(tokenizer, PROBE, thinking=False)
+
+
+def with_tools_as_text(messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[Message]:
+    """The same conversation for a template without tools: schemas and calls as text, in the Hermes XML form."""
+    shown = [_with_calls_as_text(message) for message in messages]
+    if not tools:
+        return shown
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    text = f"{TOOLS_PREAMBLE}\n<tools>\n{listed}\n</tools>"
+    if shown and shown[0]["role"] == "system":
+        return [{"role": "system", "content": f"{shown[0]['content']}\n\n{text}"}, *shown[1:]]
+    return [{"role": "system", "content": text}, *shown]
+
+
+def sample_from_conversation(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None = None,
+    thinking: bool | None = None,
+) -> TextSample:
+    """Token ids and loss mask of a conversation that comes as text.
+
+    A reply is supervised from the first token after the generation prompt through its end-of-turn token; the
+    newline that templates put after that is never generated, so it is not. This holds only for a reply that the
+    whole conversation shows as the model would have generated it: the rendering up to it, and the rendering
+    through it, must both be beginnings of the whole, in token ids. Any other reply stays context, and is counted.
+
+    Raises:
+        RenderingError: the template refuses the conversation.
+    """
+    whole = render(tokenizer, messages, tools, thinking, add_generation_prompt=False)
+    mask = [0] * len(whole)
+    special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    supervised = skipped = 0
+    for turn, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        before = render(tokenizer, messages[:turn], tools, thinking) if turn else []
+        through = render(tokenizer, messages[: turn + 1], tools, thinking, add_generation_prompt=False)
+        begin, end = len(before), _end_of_turn(through, special)
+        if not turn or end <= begin or whole[:begin] != before or whole[:end] != through[:end]:
+            skipped += 1
+            continue
+        mask[begin:end] = [1] * (end - begin)
+        supervised += 1
+    return TextSample(whole, mask, supervised, skipped)
+
+
+def _end_of_turn(ids: Sequence[int], special: set[int]) -> int:
+    """Index just after the last special token, which closes the turn; the whole length when there is none."""
+    return next((index + 1 for index in range(len(ids) - 1, -1, -1) if ids[index] in special), len(ids))
+
+
+def _with_calls_as_text(message: Message) -> Message:
+    if not message.get("tool_calls"):
+        return message
+    calls = "\n".join(
+        f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>"
+        for call in message["tool_calls"]
+    )
+    content = message["content"]
+    return {"role": message["role"], "content": f"{content}\n{calls}" if content else calls}
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,1 @@
+"""From data sets of any shape to one set of prompts with token ids."""
