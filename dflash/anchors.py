@@ -31,7 +31,10 @@ def share_quota(total: int, available: list[int]) -> list[int]:
 
 
 def sample_anchors(
-    loss_masks: list[NDArray[np.int8]], per_pack: int | None, per_sequence: int | None, rng: np.random.Generator
+    loss_masks: list[NDArray[np.int8]],
+    per_pack: int | None,
+    per_sequence: int | None,
+    rng: np.random.Generator,
 ) -> list[NDArray[np.int64]]:
     """Draw anchors for the documents of one pack, uniformly and without replacement, sorted in each document.
 
@@ -48,5 +51,6 @@ def sample_anchors(
     else:
         quota = [min(per_sequence or 0, count) for count in counts]
     return [
-        np.sort(rng.choice(positions, size=size, replace=False)) for positions, size in zip(valid, quota, strict=True)
+        np.sort(rng.choice(positions, size=size, replace=False))
+        for positions, size in zip(valid, quota, strict=True)
     ]

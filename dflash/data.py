@@ -40,7 +40,8 @@ class Dataset:
         ids = self._table["input_ids"][index].values[:max_length]
         mask = self._table["loss_mask"][index].values[:max_length]
         return Sample(
-            ids.to_numpy(zero_copy_only=False).astype(np.int64), mask.to_numpy(zero_copy_only=False).astype(np.int8)
+            ids.to_numpy(zero_copy_only=False).astype(np.int64),
+            mask.to_numpy(zero_copy_only=False).astype(np.int8),
         )
 
 
@@ -51,7 +52,9 @@ def open_dataset(path: Path) -> Dataset:
     length, and samples without a supervised token (the first such row is named).
     """
     if not (path / "state.json").is_file():
-        raise DflashError(f"{path}: no dataset here (state.json is missing): expected a folder from save_to_disk")
+        raise DflashError(
+            f"{path}: no dataset here (state.json is missing): expected a folder from save_to_disk"
+        )
     state = read_json(path / "state.json")
     tables = []
     for entry in state.get("_data_files", []):
@@ -73,7 +76,9 @@ def open_dataset(path: Path) -> Dataset:
 def trainable_rows(dataset: Dataset, max_length: int) -> list[int]:
     """Return the rows that still have a valid anchor once cut to `max_length`, in order."""
     return [
-        index for index in range(len(dataset)) if len(valid_anchors(dataset.sample(index, max_length).loss_mask)) > 0
+        index
+        for index in range(len(dataset))
+        if len(valid_anchors(dataset.sample(index, max_length).loss_mask)) > 0
     ]
 
 

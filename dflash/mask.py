@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 
-def is_visible(
-    query: int, key: int, documents: list[int], anchors: list[int], block_size: int
-) -> bool:
+def is_visible(query: int, key: int, documents: list[int], anchors: list[int], block_size: int) -> bool:
     """The rule for one element, in plain words: the reference that `block_mask` is tested against.
 
     Args:

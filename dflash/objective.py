@@ -77,7 +77,7 @@ def chunked_block_loss(hidden: Tensor, head: Tensor, labels: Labels, chunk_block
     kept = labels.weights.flatten() > 0
     rows = hidden.flatten(0, 1)[kept]
     weights = labels.weights.flatten()[kept]
-    weighted_sum, cross_entropy, correct = _FrozenHeadCrossEntropy.apply(
+    weighted_sum, cross_entropy, correct = _FrozenHeadCrossEntropy.apply(  # type: ignore[no-untyped-call]
         rows, head, labels.ids.flatten()[kept], weights, chunk_blocks * (hidden.shape[1] - 1)
     )
     return BlockLoss(weighted_sum / weights.sum(), cross_entropy, correct)

@@ -6,8 +6,9 @@ further norm. Works with any decoder that transformers loads; nothing here knows
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,10 +44,10 @@ class Target:
 
 
 class TargetOutput(NamedTuple):
-    """Features [batch, length, taps * hidden], and logits [batch, length, vocabulary] if asked for."""
+    """Features [batch, length, taps * hidden] (empty without taps) and logits [batch, length, vocabulary]."""
 
     features: Tensor
-    logits: Tensor | None
+    logits: Tensor
 
 
 class _DeepestTapReached(Exception):  # noqa: N818 - not an error: it ends a forward pass early
@@ -61,13 +62,15 @@ def load_target(path: Path, dtype: torch.dtype, device: str = "cpu") -> Target:
     """
     if not (path / "config.json").is_file():
         raise DflashError(f"{path}: no target model here (config.json is missing)")
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    # transformers annotates the call without loading info, which returns a pair.
+    load: Any = AutoModelForCausalLM.from_pretrained
     try:
-        model, loading = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, local_files_only=True, output_loading_info=True
-        )
+        model, loading = load(path, dtype=dtype, local_files_only=True, output_loading_info=True)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise DflashError(f"{path}: cannot be loaded as a causal language model ({_one_line(error)})") from error
+        raise DflashError(
+            f"{path}: cannot be loaded as a causal language model ({_one_line(error)})"
+        ) from error
     if loading["missing_keys"]:
         missing = sorted(loading["missing_keys"])
         raise DflashError(f"{path}: {len(missing)} weights are missing, for example {missing[0]}")
@@ -76,8 +79,9 @@ def load_target(path: Path, dtype: torch.dtype, device: str = "cpu") -> Target:
 
 def wrap_target(model: PreTrainedModel, path: Path) -> Target:
     """Make a Target of a model in memory; `path` is where it came from."""
-    model.eval().requires_grad_(False)
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    model.requires_grad_(False).train(False)
+    embedding: Any = model.get_input_embeddings()
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if not isinstance(embedding, nn.Embedding) or not isinstance(head, nn.Linear):
         raise DflashError(f"{path}: the model has no plain input embedding and output head")
     if head.bias is not None:
@@ -95,15 +99,14 @@ def capture(target: Target, input_ids: Tensor, layer_ids: tuple[int, ...]) -> Te
     Documents may be padded on the right: a causal model's rows never see what follows them. The pass stops after
     the deepest tap; neither later layers nor the head run.
     """
-    with torch.no_grad(), _taps(target, layer_ids, stop=True) as outputs:
-        try:
-            target.model(input_ids=input_ids, use_cache=False)
-        except _DeepestTapReached:
-            pass
+    with torch.no_grad(), _taps(target, layer_ids, stop=True) as outputs, suppress(_DeepestTapReached):
+        target.model(input_ids=input_ids, use_cache=False)
     return torch.cat([outputs[i] for i in layer_ids], dim=-1)
 
 
-def forward_with_cache(target: Target, input_ids: Tensor, cache: Any, layer_ids: tuple[int, ...]) -> TargetOutput:
+def forward_with_cache(
+    target: Target, input_ids: Tensor, cache: Any, layer_ids: tuple[int, ...]
+) -> TargetOutput:
     """Run the whole target on `input_ids` [batch, length] after `cache`, which grows by them."""
     with torch.no_grad(), _taps(target, layer_ids, stop=False) as outputs:
         logits = target.model(input_ids=input_ids, past_key_values=cache, use_cache=True).logits
@@ -121,10 +124,14 @@ def resolve_mask_token(target: Target, explicit: int | None) -> int:
         try:
             tokenizer = AutoTokenizer.from_pretrained(target.path, local_files_only=True)
         except (OSError, ValueError) as error:
-            raise DflashError(f"{target.path}: no mask_token_id given and no tokenizer here to name one") from error
+            raise DflashError(
+                f"{target.path}: no mask_token_id given and no tokenizer here to name one"
+            ) from error
         mask_token_id = tokenizer.mask_token_id
     if mask_token_id is None:
-        raise DflashError(f"{target.path}: the tokenizer has no mask token: set mask_token_id to an unused token's id")
+        raise DflashError(
+            f"{target.path}: the tokenizer has no mask token: set mask_token_id to an unused token's id"
+        )
     check_mask_token(target, mask_token_id)
     return mask_token_id
 
@@ -136,7 +143,9 @@ def check_mask_token(target: Target, mask_token_id: int) -> None:
     """
     weight = target.embedding.weight
     if not 0 <= mask_token_id < len(weight):
-        raise DflashError(f"mask token {mask_token_id} has no embedding row: {target.path} has {len(weight)} rows")
+        raise DflashError(
+            f"mask token {mask_token_id} has no embedding row: {target.path} has {len(weight)} rows"
+        )
     norms = weight.float().norm(dim=-1)
     if norms[mask_token_id] < 0.01 * norms.median():
         raise DflashError(
@@ -189,3 +198,11 @@ def _end_token_ids(model: PreTrainedModel) -> frozenset[int]:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
+
+
+def target_identity(path: Path) -> dict[str, str]:
+    """Return a digest of the folder's config.json and of the names and sizes of its weight files."""
+    digest = hashlib.sha256((path / "config.json").read_bytes())
+    for file in sorted(path.glob("*.safetensors")):
+        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+    return {"sha256": digest.hexdigest()}

