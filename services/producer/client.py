@@ -21,7 +21,7 @@ from tenacity import (
     retry_if_exception,
     retry_if_result,
     stop_after_attempt,
-    wait_exponential_jitter,
+    wait_random_exponential,
 )
 
 from services.errors import UserError
@@ -132,7 +132,7 @@ class Servers:
 
         retrying = AsyncRetrying(
             stop=stop_after_attempt(generate.attempts),
-            wait=wait_exponential_jitter(initial=self._pace.first_backoff, max=self._pace.longest_backoff),
+            wait=wait_random_exponential(multiplier=self._pace.first_backoff, max=self._pace.longest_backoff),
             retry=retry_if_exception(_is_retried) | retry_if_result(is_aborted),
             before_sleep=self._log_retry,
             retry_error_callback=_last_outcome,
