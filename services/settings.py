@@ -83,6 +83,7 @@ class AssembleSettings(Section):
     """How prompt and answer become a sample."""
 
     max_length: int = Field(gt=0, description="longer samples are dropped and counted")
+    job_timeout: int = Field(default=3600, gt=0, description="seconds for one chunk")
 
 
 class MergeSettings(Section):
