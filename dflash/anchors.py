@@ -51,6 +51,5 @@ def sample_anchors(
     else:
         quota = [min(per_sequence or 0, count) for count in counts]
     return [
-        np.sort(rng.choice(positions, size=size, replace=False))
-        for positions, size in zip(valid, quota, strict=True)
+        np.sort(rng.choice(positions, size=size, replace=False)) for positions, size in zip(valid, quota, strict=True)
     ]

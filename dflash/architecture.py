@@ -121,9 +121,7 @@ def read_architecture(folder: Path) -> Architecture:
         if config["architectures"] != ["DFlashDraftModel"]:
             raise DflashError(f"{path}: architectures is {config['architectures']}, not a DFlash drafter")
         if set(config["layer_types"]) != {"full_attention"}:
-            raise DflashError(
-                f"{path}: layer_types must all be full_attention, found {config['layer_types']}"
-            )
+            raise DflashError(f"{path}: layer_types must all be full_attention, found {config['layer_types']}")
         return Architecture(
             hidden_size=config["hidden_size"],
             intermediate_size=config["intermediate_size"],

@@ -67,9 +67,7 @@ def save_checkpoint(
                 "transformers": transformers.__version__,
                 "python": platform.python_version(),
             }
-            write_json(
-                folder / "state.json", {"progress": asdict(progress), "run": run, "versions": versions}
-            )
+            write_json(folder / "state.json", {"progress": asdict(progress), "run": run, "versions": versions})
     for old in list_checkpoints(output)[:-keep]:
         if old.name != f"step-{0:08d}":
             shutil.rmtree(old)
@@ -81,9 +79,7 @@ def list_checkpoints(output: Path) -> list[Path]:
     return sorted((output / "checkpoints").glob("step-*"))
 
 
-def resume(
-    checkpoint: Path, model: DraftModel, optimizer: torch.optim.Optimizer, run: dict[str, Any]
-) -> Progress:
+def resume(checkpoint: Path, model: DraftModel, optimizer: torch.optim.Optimizer, run: dict[str, Any]) -> Progress:
     """Load `checkpoint` into model and optimizer and return where it was.
 
     Raises DflashError, naming every difference, when it belongs to another configuration, dataset or target.

@@ -67,9 +67,7 @@ def evaluate(
     report: Annotated[Path, typer.Option(help="JSON report to write.")],
     rollouts: Annotated[
         Path,
-        typer.Option(
-            help="File for the target's own answers; share it between evaluations on the same target."
-        ),
+        typer.Option(help="File for the target's own answers; share it between evaluations on the same target."),
     ],
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to produce for a prompt.")] = 256,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16, for target and drafter.")] = "float32",
@@ -101,9 +99,7 @@ def export(
         Path, typer.Argument(help="A training run (its newest checkpoint), a checkpoint or a drafter.")
     ],
     output: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
-    target: Annotated[
-        Path, typer.Option(help="Hugging Face folder of the target the drafter was trained for.")
-    ],
+    target: Annotated[Path, typer.Option(help="Hugging Face folder of the target the drafter was trained for.")],
     dtype: Annotated[str, typer.Option(help="bfloat16 (as servers want it) or float32.")] = "bfloat16",
 ) -> None:
     """Write a drafter in the layout that SGLang loads, checked against its target."""
@@ -145,7 +141,3 @@ def _training_progress(bar: Progress) -> Callable[[dict[str, Any]], None]:
             bar.update(task, note=f"loss {line['loss']:.3f}  {line['tokens_per_second']:.0f} tokens/s")
 
     return show
-
-
-if __name__ == "__main__":
-    main()

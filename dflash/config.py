@@ -33,9 +33,7 @@ class DraftConfig(_Config):
     """The draft model. Widths and head counts are the target's."""
 
     num_layers: int = Field(default=5, ge=1, description="Decoder layers of the drafter.")
-    block_size: int = Field(
-        default=16, ge=2, description="Rows of a block: the anchor and block_size - 1 guesses."
-    )
+    block_size: int = Field(default=16, ge=2, description="Rows of a block: the anchor and block_size - 1 guesses.")
     target_layer_ids: tuple[int, ...] | None = Field(
         default=None,
         description="Tapped target layers, counted from 0; default: num_layers of them, spread evenly.",
@@ -59,9 +57,7 @@ class DraftConfig(_Config):
             if self.init != "target":
                 raise ValueError("init_layer_ids needs init: target")
             if len(self.init_layer_ids) != self.num_layers:
-                raise ValueError(
-                    f"init_layer_ids must name {self.num_layers} layers, one for each draft layer"
-                )
+                raise ValueError(f"init_layer_ids must name {self.num_layers} layers, one for each draft layer")
         return self
 
 
@@ -69,12 +65,8 @@ class TrainingConfig(_Config):
     """One training run."""
 
     target: Path = Field(description="Hugging Face folder of the target model.")
-    dataset: Path = Field(
-        description="Folder written by `save_to_disk` with input_ids, loss_mask and seq_len."
-    )
-    output: Path = Field(
-        description="Folder of the run: checkpoints/ and metrics.jsonl. An old run there goes on."
-    )
+    dataset: Path = Field(description="Folder written by `save_to_disk` with input_ids, loss_mask and seq_len.")
+    output: Path = Field(description="Folder of the run: checkpoints/ and metrics.jsonl. An old run there goes on.")
     draft: DraftConfig = DraftConfig()
     steps: int = Field(ge=1, description="Optimizer steps of the whole run; the learning rate ends there.")
     anchors: int = Field(default=512, ge=1, description="Blocks to train on, counted as anchors_per says.")
@@ -82,30 +74,20 @@ class TrainingConfig(_Config):
         default="sequence",
         description="pack: for one step in all, shared evenly; sequence: at most for each sample.",
     )
-    gamma: float | None = Field(
-        default=None, gt=0, description="Decay of position weights; default by block size."
-    )
+    gamma: float | None = Field(default=None, gt=0, description="Decay of position weights; default by block size.")
     learning_rate: float = Field(default=6e-4, gt=0, description="Peak learning rate of AdamW.")
-    warmup_ratio: float = Field(
-        default=0.04, ge=0, lt=1, description="Part of the steps with rising learning rate."
-    )
+    warmup_ratio: float = Field(default=0.04, ge=0, lt=1, description="Part of the steps with rising learning rate.")
     weight_decay: float = Field(default=0.0, ge=0)
     gradient_clip: float = Field(default=1.0, gt=0, description="Largest gradient norm.")
     token_budget: int = Field(default=8192, ge=2, description="Most tokens in one step.")
     max_batch_size: int = Field(default=64, ge=1, description="Most samples in one step.")
     max_length: int = Field(default=3072, ge=2, description="Longer samples are cut to this many tokens.")
     seed: int = Field(default=0, ge=0)
-    dtype: DtypeName = Field(
-        default="float32", description="Arithmetic of the drafter; its weights stay float32."
-    )
+    dtype: DtypeName = Field(default="float32", description="Arithmetic of the drafter; its weights stay float32.")
     target_dtype: DtypeName = Field(default="float32", description="Weights and arithmetic of the target.")
     device: str = Field(default="cpu", description="A torch device.")
-    threads: int | None = Field(
-        default=None, ge=1, description="CPU threads of torch; default: torch's choice."
-    )
-    loss_chunk_blocks: int = Field(
-        default=128, ge=1, description="Blocks whose logits are in memory at once."
-    )
+    threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; default: torch's choice.")
+    loss_chunk_blocks: int = Field(default=128, ge=1, description="Blocks whose logits are in memory at once.")
     feature_cache_bytes: int = Field(
         default=0,
         ge=0,
@@ -118,9 +100,7 @@ class TrainingConfig(_Config):
     @model_validator(mode="after")
     def _longest_sample_fits(self) -> TrainingConfig:
         if self.max_length > self.token_budget:
-            raise ValueError(
-                f"max_length {self.max_length} does not fit into token_budget {self.token_budget}"
-            )
+            raise ValueError(f"max_length {self.max_length} does not fit into token_budget {self.token_budget}")
         return self
 
     @property
@@ -136,15 +116,11 @@ class EvaluationConfig(_Config):
     draft: Path = Field(description="An exported drafter, or the `draft` folder of a checkpoint.")
     prompts: Path = Field(description="JSONL with prompt_id, source and input_ids on each line.")
     report: Path = Field(description="The JSON report to write.")
-    rollouts: Path = Field(
-        description="File that keeps what the target alone answers, shared by evaluations."
-    )
+    rollouts: Path = Field(description="File that keeps what the target alone answers, shared by evaluations.")
     max_new_tokens: int = Field(default=256, ge=2, description="Most tokens to produce for a prompt.")
     dtype: DtypeName = Field(default="float32", description="Weights and arithmetic of target and drafter.")
     device: str = Field(default="cpu", description="A torch device.")
-    threads: int | None = Field(
-        default=None, ge=1, description="CPU threads of torch; default: torch's choice."
-    )
+    threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; default: torch's choice.")
     tie_gap: float = Field(
         default=1e-3,
         ge=0,

@@ -52,9 +52,7 @@ def open_dataset(path: Path) -> Dataset:
     length, and samples without a supervised token (the first such row is named).
     """
     if not (path / "state.json").is_file():
-        raise DflashError(
-            f"{path}: no dataset here (state.json is missing): expected a folder from save_to_disk"
-        )
+        raise DflashError(f"{path}: no dataset here (state.json is missing): expected a folder from save_to_disk")
     state = read_json(path / "state.json")
     tables = []
     for entry in state.get("_data_files", []):
@@ -76,9 +74,7 @@ def open_dataset(path: Path) -> Dataset:
 def trainable_rows(dataset: Dataset, max_length: int) -> list[int]:
     """Return the rows that still have a valid anchor once cut to `max_length`, in order."""
     return [
-        index
-        for index in range(len(dataset))
-        if len(valid_anchors(dataset.sample(index, max_length).loss_mask)) > 0
+        index for index in range(len(dataset)) if len(valid_anchors(dataset.sample(index, max_length).loss_mask)) > 0
     ]
 
 

@@ -67,9 +67,7 @@ def evaluate(
     for done, prompt in enumerate(prompts, start=1):
         if prompt.key not in rollouts.records:
             rollouts.add(prompt.key, _roll_out(target, prompt, config))
-        record = journal.records.get(prompt.key) or journal.add(
-            prompt.key, _decode(target, draft, prompt, config)
-        )
+        record = journal.records.get(prompt.key) or journal.add(prompt.key, _decode(target, draft, prompt, config))
         on_progress(
             {
                 "done": done,
@@ -95,13 +93,9 @@ def read_prompts(path: Path) -> list[Prompt]:
     for number, line in enumerate(lines, start=1):
         try:
             value = json.loads(line)
-            prompt = Prompt(
-                str(value["prompt_id"]), str(value["source"]), [int(i) for i in value["input_ids"]]
-            )
+            prompt = Prompt(str(value["prompt_id"]), str(value["source"]), [int(i) for i in value["input_ids"]])
         except (ValueError, KeyError, TypeError) as error:
-            raise DflashError(
-                f"{path}:{number}: expected prompt_id, source and input_ids ({error!r})"
-            ) from error
+            raise DflashError(f"{path}:{number}: expected prompt_id, source and input_ids ({error!r})") from error
         if not prompt.input_ids:
             raise DflashError(f"{path}:{number}: prompt {prompt.prompt_id} has no tokens")
         prompts.append(prompt)

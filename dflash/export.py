@@ -31,12 +31,8 @@ WEIGHTS = "model.safetensors"
 def write_draft(model: DraftModel, folder: Path, dtype: torch.dtype) -> None:
     """Write the drafter into `folder`. Raises DflashError when the model's tensors are not exactly the layout's."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in model.state_dict().items()
-    }
-    check_tensors(
-        {name: tuple(tensor.shape) for name, tensor in tensors.items()}, model.architecture, str(folder)
-    )
+    tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in model.state_dict().items()}
+    check_tensors({name: tuple(tensor.shape) for name, tensor in tensors.items()}, model.architecture, str(folder))
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     write_json(folder / "config.json", to_config_json(model.architecture, str(dtype).removeprefix("torch.")))
 
@@ -81,9 +77,7 @@ def check_pair(architecture: Architecture, target: Target, where: str) -> None:
     )
     for name, ours, theirs in pairs:
         if ours != theirs:
-            raise DflashError(
-                f"{where}: made for another target: {name} {ours}, but {target.path} has {theirs}"
-            )
+            raise DflashError(f"{where}: made for another target: {name} {ours}, but {target.path} has {theirs}")
     check_target_layer_ids(architecture.target_layer_ids, len(target.layers))
     check_mask_token(target, architecture.mask_token_id)
 
@@ -114,9 +108,7 @@ def find_draft(source: Path) -> Path:
     for folder in (source, source / "draft", *(checkpoint / "draft" for checkpoint in newest)):
         if (folder / WEIGHTS).is_file() and (folder / "config.json").is_file():
             return folder
-    raise DflashError(
-        f"{source}: no drafter here (neither a drafter folder, a checkpoint nor a training run)"
-    )
+    raise DflashError(f"{source}: no drafter here (neither a drafter folder, a checkpoint nor a training run)")
 
 
 def draft_identity(folder: Path) -> dict[str, str]:

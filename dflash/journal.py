@@ -30,9 +30,7 @@ class Journal:
                 keys = sorted(
                     key for key in lines[0].keys() | identity.keys() if lines[0].get(key) != identity.get(key)
                 )
-                raise DflashError(
-                    f"{path}: was made with other settings ({', '.join(keys)}): choose another file"
-                )
+                raise DflashError(f"{path}: was made with other settings ({', '.join(keys)}): choose another file")
             lines = []
         self.records = {line["key"]: line for line in lines[1:]}
         # Written whole again: a half line at the end would spoil the next one.

@@ -70,8 +70,7 @@ def summarize(pairs: list[tuple[dict[str, Any], dict[str, Any]]], block_size: in
         ],
         "degenerate": sum(is_degenerate(record["tokens"]) for record, _ in pairs),
         "tokens_per_second": tokens / max(sum(record["seconds"] for record, _ in pairs), 1e-9),
-        "target_alone_tokens_per_second": alone_tokens
-        / max(sum(rollout["seconds"] for _, rollout in pairs), 1e-9),
+        "target_alone_tokens_per_second": alone_tokens / max(sum(rollout["seconds"] for _, rollout in pairs), 1e-9),
     }
 
 

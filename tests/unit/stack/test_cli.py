@@ -13,7 +13,9 @@ ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "config" / "demo.yaml"
 
 
-def dflash_stack(*arguments: str, runs: Path, redis_url: str = "redis://127.0.0.1:1/0") -> subprocess.CompletedProcess[str]:
+def dflash_stack(
+    *arguments: str, runs: Path, redis_url: str = "redis://127.0.0.1:1/0"
+) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "DFLASH_RUNS": str(runs), "DFLASH_REDIS_URL": redis_url}
     return subprocess.run(
         [sys.executable, "-m", "services.stack", *arguments],
