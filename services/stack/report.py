@@ -67,6 +67,8 @@ def print_report(report: dict[str, Any], console: Console) -> None:
         console.print(_prompts_table(report))
     if report["merged"]:
         console.print(_merge_table(report["merged"]))
+        if dropped := report["merged"]["dropped"]:
+            console.print("dropped in the merge: " + ", ".join(f"{count} {why}" for why, count in dropped.items()))
     if training := report["training"]:
         console.print(
             f"training: {training['steps']:,} steps, {training['tokens']:,} tokens in {training['seconds']:.0f} s "
@@ -75,6 +77,8 @@ def print_report(report: dict[str, Any], console: Console) -> None:
         )
     if all(report["acceptance"].values()):
         console.print(_acceptance_table(report["acceptance"]))
+        checks = [_lossless(which, report["acceptance"][which]["lossless"]) for which in EVALUATED]
+        console.print(f"every token compared with the target's own: {'; '.join(checks)}")
 
 
 def _check(
@@ -176,8 +180,6 @@ def _merge_table(merged: dict[str, Any]) -> Table:
             _growth(growth.get("tokens")),
             f"{part['supervised_tokens']:,}",
         )
-    if merged["dropped"]:
-        table.caption = "dropped: " + ", ".join(f"{count} {why}" for why, count in merged["dropped"].items())
     return table
 
 
@@ -193,8 +195,6 @@ def _acceptance_table(acceptance: dict[str, Any]) -> Table:
             table.add_section()
         lengths = (_length(old), f"[b]{_length(new)}[/]")
         table.add_row(name, f"{new['prompts']}", *lengths, f"{new['tokens']:,}", f"{new['degenerate']}")
-    checks = [_lossless(which, acceptance[which]["lossless"]) for which in EVALUATED]
-    table.caption = "every token compared with the target's own: " + "; ".join(checks)
     return table
 
 
@@ -218,7 +218,7 @@ def _growth(percent: float | None) -> str:
 
 
 def _table(title: str, first: str) -> Table:
-    table = Table(title=title, title_justify="left", caption_justify="left")
+    table = Table(title=title, title_justify="left")
     table.add_column(first)
     return table
 
