@@ -88,7 +88,9 @@ def count_generated(run: Run) -> dict[str, GenerateCounts]:
             journal = run.journal(chunk.chunk)
             answers = list(read_journal(journal).values())
             of_source.in_journal += len(answers)
-            of_source.output_tokens += sum(len(answer["output_ids"]) for answer in answers)
+            of_source.output_tokens += sum(
+                len(answer["output_ids"]) for answer in answers if answer["status"] == "completed"
+            )
     return counts
 
 

@@ -31,6 +31,7 @@ COMPLETION_SCHEMA = pa.schema(
         pa.field("attempts", pa.int32(), nullable=False),
         pa.field("seconds", pa.float32(), nullable=False),
         pa.field("server", pa.string()),
+        pa.field("detail", pa.string()),
     ]
 )
 
@@ -68,6 +69,7 @@ class Completion:
     """What became of one prompt: an answer, a rejection with its reason, or a failure with its error.
 
     `output_ids` holds the generated ids as the target emitted them, the end-of-turn token included.
+    `reason` is one of few words, to be counted by; `detail` is what the server said, shortened.
     """
 
     prompt_id: str
@@ -78,6 +80,7 @@ class Completion:
     attempts: int
     seconds: float
     server: str | None
+    detail: str | None = None
 
 
 @dataclass(frozen=True)

@@ -105,8 +105,8 @@ class Run:
     def evaluation(self, name: str) -> Path:
         return self.root / "evaluation" / f"{name}.json"
 
-    def evaluation_progress(self, name: str) -> Path:
-        return self.root / "evaluation" / f"{name}.progress.jsonl"
+    def evaluation_journal(self, name: str) -> Path:
+        return self.root / "evaluation" / f"{name}.journal.jsonl"
 
     @property
     def export(self) -> Path:

@@ -83,6 +83,7 @@ class AssembleSettings(Section):
     """How prompt and answer become a sample."""
 
     max_length: int = Field(gt=0, description="longer samples are dropped and counted")
+    job_timeout: int = Field(default=3600, gt=0, description="seconds for one chunk")
 
 
 class MergeSettings(Section):
@@ -135,7 +136,7 @@ class TrainSettings(Section):
 
 
 class EvaluateSettings(Section):
-    """How acceptance is measured. Apart from `job_timeout`, the keys are `dflash.config.EvaluationConfig`'s."""
+    """How acceptance is measured: options of `dflash evaluate`."""
 
     max_new_tokens: int = Field(default=256, ge=2)
     dtype: Literal["float32", "bfloat16"] = "bfloat16"

@@ -4,6 +4,7 @@ One queue a worker: only then does RQ move a job atomically, so that none is los
 """
 
 import importlib
+import os
 import signal
 import subprocess
 import sys
@@ -50,9 +51,9 @@ class HeartbeatWorker(Worker):
         self.stops_its_job = stage in STOPPED_WITH_WORKER
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
-        super().request_stop(signum, frame)
+        super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
         if self.stops_its_job and self.horse_pid:
-            self.kill_horse(signal.SIGTERM)
+            os.kill(self.horse_pid, signal.SIGTERM)
 
     def heartbeat(self, *arguments: Any, **keywords: Any) -> None:
         super().heartbeat(*arguments, **keywords)

@@ -44,6 +44,8 @@ NoWait = Annotated[bool, typer.Option("--no-wait", help="enqueue, and return at 
 Queues = Annotated[
     list[str], typer.Argument(metavar="QUEUE...", help=f"one or more of {', '.join(JOB_MODULES)}; a process each")
 ]
+DemoFolder = Annotated[Path, typer.Option(help="where data, runs, logs and the report go")]
+DemoConfig = Annotated[Path, typer.Option("--config", "-c", help="the demo's configuration")]
 
 
 @app.command()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from services.errors import UserError
 from services.ledger import count_assembled, count_generated, plan_chunks, read_chunks
 from services.queues import enqueue, job_id
-from services.runs import Run
+from services.runs import Run, read_json
 from services.settings import Settings
 from services.stack.wait import Operator, Standing, wait_for
 
@@ -184,10 +184,10 @@ def _train_standing(run: Run, settings: Settings) -> Standing:
 
 
 def _evaluate_standing(run: Run, name: str) -> Standing:
-    last = _last_line(run.evaluation_progress(name))
-    return (
-        Standing(last["done"], last["total"], "held-out prompts") if last else Standing(0, None, "held-out prompts")
-    )
+    journal = run.evaluation_journal(name)
+    # The first line says what the others belong to.
+    done = max(0, journal.read_bytes().count(b"\n") - 1) if journal.is_file() else 0
+    return Standing(done, read_json(run.prepared)["total"]["held_out"], "held-out prompts")
 
 
 def _last_line(path: Path) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from dflash.config import EvaluationConfig, TrainingConfig
+from dflash.config import TrainingConfig
 from services.errors import UserError
 from services.records import read_prompts
 from services.runs import Run
@@ -16,16 +16,21 @@ def training_config(run: Run, settings: Settings) -> TrainingConfig:
     return TrainingConfig(**values, target=settings.target.path, dataset=run.dataset, output=run.training)
 
 
-def evaluation_config(run: Run, settings: Settings, name: str, step: int, prompts: Path) -> EvaluationConfig:
-    """How the checkpoint of `step` is measured; what the target alone answers is shared by all evaluations."""
-    return EvaluationConfig(
-        **settings.evaluate.model_dump(exclude={"job_timeout"}),
-        target=settings.target.path,
-        draft=run.checkpoint(step) / "draft",
-        prompts=prompts,
-        report=run.evaluation(name),
-        rollouts=run.root / "evaluation" / "rollouts.jsonl",
-    )
+def evaluation_arguments(run: Run, settings: Settings, name: str, step: int, prompts: Path) -> list[str]:
+    """Options of `dflash evaluate` for the checkpoint of `step`; all evaluations share the target's own answers."""
+    options = {
+        "target": settings.target.path,
+        "draft": run.checkpoint(step),
+        "prompts": prompts,
+        "report": run.evaluation(name),
+        "rollouts": prompts.with_name("rollouts.jsonl"),
+        "max-new-tokens": settings.evaluate.max_new_tokens,
+        "dtype": settings.evaluate.dtype,
+        "device": settings.evaluate.device,
+    }
+    if settings.evaluate.threads is not None:
+        options["threads"] = settings.evaluate.threads
+    return [part for option, value in options.items() for part in (f"--{option}", str(value))]
 
 
 def held_out_lines(run: Run, settings: Settings) -> Iterator[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from services.errors import UserError
 from services.runs import Run, open_run, publish, read_settings, replace_json
 from services.settings import Addresses, Settings
-from services.trainer.configuration import evaluation_config, held_out_lines, training_config
+from services.trainer.configuration import evaluation_arguments, held_out_lines, training_config
 from services.trainer.supervise import run_dflash
 
 
@@ -30,9 +30,8 @@ def evaluate(run_name: str, which: str) -> None:
     prompts = run.root / "evaluation" / "held_out.jsonl"
     lines = "".join(held_out_lines(run, settings))
     publish(prompts, partial(_write_text, lines))
-    config = run.root / "evaluation" / f"{which}.config.json"
-    replace_json(config, evaluation_config(run, settings, which, step, prompts).model_dump(mode="json"))
-    run_dflash(run.root / "evaluation" / f"{which}.log", "evaluate", "--config", config)
+    arguments = evaluation_arguments(run, settings, which, step, prompts)
+    run_dflash(run.root / "evaluation" / f"{which}.log", "evaluate", *arguments)
 
 
 def export(run_name: str) -> None:

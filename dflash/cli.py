@@ -1,0 +1,143 @@
+"""The `dflash` command line: train, evaluate and export a drafter."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from dflash.config import EvaluationConfig, TrainingConfig, describe, load_config
+from dflash.errors import DflashError
+from dflash.evaluate import evaluate as evaluate_draft
+from dflash.export import export_draft
+from dflash.signals import stop_requests
+from dflash.target import load_target
+from dflash.train import train as train_draft
+
+# What a shell reports for a process that SIGTERM ended: the run is whole but not finished.
+INTERRUPTED = 143
+
+app = typer.Typer(
+    help="Train, evaluate and export DFlash drafters: small models that guess a block of tokens at once, "
+    "which a large target model then verifies in one pass.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def train(
+    config: Annotated[
+        Path, typer.Option(help="JSON or YAML file; the keys are those of dflash.config.TrainingConfig.")
+    ],
+) -> None:
+    """Train a drafter, or go on from the newest checkpoint in the run's output folder.
+
+    Progress is in OUTPUT/metrics.jsonl, checkpoints in OUTPUT/checkpoints. Ctrl-C or SIGTERM saves a checkpoint and ends
+    with exit code 143; the same command goes on from it.
+    """
+    settings = load_config(config, TrainingConfig)
+    with _bar("training", settings.steps) as bar, stop_requests() as should_stop:
+        result = train_draft(settings, _training_progress(bar), should_stop)
+    typer.echo(f"step {result.steps} of {settings.steps}: {result.checkpoint}")
+    if result.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command()
+def evaluate(
+    target: Annotated[Path, typer.Option(help="Hugging Face folder of the target model.")],
+    draft: Annotated[Path, typer.Option(help="A training run, a checkpoint or an exported drafter.")],
+    prompts: Annotated[Path, typer.Option(help="JSONL: prompt_id, source and input_ids on each line.")],
+    report: Annotated[Path, typer.Option(help="JSON report to write.")],
+    rollouts: Annotated[
+        Path,
+        typer.Option(help="File for the target's own answers; share it between evaluations on the same target."),
+    ],
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to produce for a prompt.")] = 256,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16, for target and drafter.")] = "float32",
+    device: Annotated[str, typer.Option(help="A torch device, for example cpu or cuda.")] = "cpu",
+    threads: Annotated[int | None, typer.Option(help="CPU threads of torch.")] = None,
+) -> None:
+    """Measure acceptance length on held-out prompts, by source, and check every token against the target alone."""
+    values = {name: value for name, value in locals().items() if value is not None}
+    try:
+        settings = EvaluationConfig.model_validate(values)
+    except ValidationError as error:
+        raise DflashError(describe(error)) from error
+    with _bar("evaluating", None) as bar:
+        task = bar.task_ids[0]
+        result = evaluate_draft(
+            settings, lambda line: bar.update(task, completed=line["done"], total=line["prompts"])
+        )
+    overall, lossless = result["overall"], result["lossless"]
+    typer.echo(
+        f"acceptance length {overall['acceptance_length'] or 0:.3f} on {overall['prompts']} prompts, "
+        f"{len(lossless['mismatches'])} mismatches with the target alone, {len(lossless['numeric_ties'])} numeric ties: "
+        f"{report}"
+    )
+
+
+@app.command()
+def export(
+    source: Annotated[
+        Path, typer.Argument(help="A training run (its newest checkpoint), a checkpoint or a drafter.")
+    ],
+    output: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
+    target: Annotated[Path, typer.Option(help="Hugging Face folder of the target the drafter was trained for.")],
+    dtype: Annotated[str, typer.Option(help="bfloat16 (as servers want it) or float32.")] = "bfloat16",
+) -> None:
+    """Write a drafter in the layout that SGLang loads, checked against its target."""
+    if dtype not in ("bfloat16", "float32"):
+        raise DflashError(f"--dtype {dtype}: must be bfloat16 or float32")
+    typer.echo(str(export_draft(source, output, load_target(target, torch.float32), getattr(torch, dtype))))
+
+
+def main() -> None:
+    """Run the command line; a user's mistake ends in one line and exit code 1."""
+    try:
+        app()
+    except DflashError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)
+
+
+def _bar(title: str, total: int | None) -> Progress:
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+    )
+    bar.add_task(title, total=total, note="")
+    return bar
+
+
+def _training_progress(bar: Progress) -> Callable[[dict[str, Any]], None]:
+    task = bar.task_ids[0]
+
+    def show(line: dict[str, Any]) -> None:
+        bar.update(task, completed=line["step"])
+        if "loss" in line:
+            bar.update(task, note=f"loss {line['loss']:.3f}  {line['tokens_per_second']:.0f} tokens/s")
+
+    return show

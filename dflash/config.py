@@ -1,0 +1,156 @@
+"""Typed configuration of training and evaluation; unknown keys are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dflash.errors import DflashError
+
+DtypeName = Literal["float32", "bfloat16"]
+
+# DFlash paper, A.1: decay of the position weights by block size.
+PUBLISHED_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
+
+
+def default_gamma(block_size: int) -> float:
+    """Return gamma for a block size: the paper's where it has one, else the same ratio to the nearest of its sizes."""
+    if block_size in PUBLISHED_GAMMA:
+        return PUBLISHED_GAMMA[block_size]
+    nearest = min(PUBLISHED_GAMMA, key=lambda size: abs(size - block_size))
+    return block_size * PUBLISHED_GAMMA[nearest] / nearest
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DraftConfig(_Config):
+    """The draft model. Widths and head counts are the target's."""
+
+    num_layers: int = Field(default=5, ge=1, description="Decoder layers of the drafter.")
+    block_size: int = Field(default=16, ge=2, description="Rows of a block: the anchor and block_size - 1 guesses.")
+    target_layer_ids: tuple[int, ...] | None = Field(
+        default=None,
+        description="Tapped target layers, counted from 0; default: num_layers of them, spread evenly.",
+    )
+    mask_token_id: int | None = Field(
+        default=None,
+        description="Token of the slots to guess; default: what the target's tokenizer names as its mask.",
+    )
+    init: Literal["random", "target"] = Field(
+        default="random",
+        description="random: normal weights. target: copies of target layers, and the deepest tap passed through.",
+    )
+    init_layer_ids: tuple[int, ...] | None = Field(
+        default=None,
+        description="With init=target, the target layer that each draft layer copies; default: the last.",
+    )
+
+    @model_validator(mode="after")
+    def _init_layers_match(self) -> DraftConfig:
+        if self.init_layer_ids is not None:
+            if self.init != "target":
+                raise ValueError("init_layer_ids needs init: target")
+            if len(self.init_layer_ids) != self.num_layers:
+                raise ValueError(f"init_layer_ids must name {self.num_layers} layers, one for each draft layer")
+        return self
+
+
+class TrainingConfig(_Config):
+    """One training run."""
+
+    target: Path = Field(description="Hugging Face folder of the target model.")
+    dataset: Path = Field(description="Folder written by `save_to_disk` with input_ids, loss_mask and seq_len.")
+    output: Path = Field(description="Folder of the run: checkpoints/ and metrics.jsonl. An old run there goes on.")
+    draft: DraftConfig = DraftConfig()
+    steps: int = Field(ge=1, description="Optimizer steps of the whole run; the learning rate ends there.")
+    anchors: int = Field(default=512, ge=1, description="Blocks to train on, counted as anchors_per says.")
+    anchors_per: Literal["pack", "sequence"] = Field(
+        default="sequence",
+        description="pack: for one step in all, shared evenly; sequence: at most for each sample.",
+    )
+    gamma: float | None = Field(default=None, gt=0, description="Decay of position weights; default by block size.")
+    learning_rate: float = Field(default=6e-4, gt=0, description="Peak learning rate of AdamW.")
+    warmup_ratio: float = Field(default=0.04, ge=0, lt=1, description="Part of the steps with rising learning rate.")
+    weight_decay: float = Field(default=0.0, ge=0)
+    gradient_clip: float = Field(default=1.0, gt=0, description="Largest gradient norm.")
+    token_budget: int = Field(default=8192, ge=2, description="Most tokens in one step.")
+    max_batch_size: int = Field(default=64, ge=1, description="Most samples in one step.")
+    max_length: int = Field(default=3072, ge=2, description="Longer samples are cut to this many tokens.")
+    seed: int = Field(default=0, ge=0)
+    dtype: DtypeName = Field(default="float32", description="Arithmetic of the drafter; its weights stay float32.")
+    target_dtype: DtypeName = Field(default="float32", description="Weights and arithmetic of the target.")
+    device: str = Field(default="cpu", description="A torch device.")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; default: torch's choice.")
+    loss_chunk_blocks: int = Field(default=128, ge=1, description="Blocks whose logits are in memory at once.")
+    feature_cache_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="Memory for target features kept between epochs; for runs on little data.",
+    )
+    checkpoint_every: int = Field(default=500, ge=1, description="Steps between checkpoints.")
+    keep: int = Field(default=2, ge=1, description="Newest checkpoints to keep, beside the one at step 0.")
+    log_every: int = Field(default=10, ge=1, description="Steps that one line of metrics covers.")
+
+    @model_validator(mode="after")
+    def _longest_sample_fits(self) -> TrainingConfig:
+        if self.max_length > self.token_budget:
+            raise ValueError(f"max_length {self.max_length} does not fit into token_budget {self.token_budget}")
+        return self
+
+    @property
+    def effective_gamma(self) -> float:
+        """The decay of the position weights in use."""
+        return self.gamma if self.gamma is not None else default_gamma(self.draft.block_size)
+
+
+class EvaluationConfig(_Config):
+    """One evaluation of one drafter on held-out prompts."""
+
+    target: Path = Field(description="Hugging Face folder of the target model.")
+    draft: Path = Field(description="An exported drafter, or the `draft` folder of a checkpoint.")
+    prompts: Path = Field(description="JSONL with prompt_id, source and input_ids on each line.")
+    report: Path = Field(description="The JSON report to write.")
+    rollouts: Path = Field(description="File that keeps what the target alone answers, shared by evaluations.")
+    max_new_tokens: int = Field(default=256, ge=2, description="Most tokens to produce for a prompt.")
+    dtype: DtypeName = Field(default="float32", description="Weights and arithmetic of target and drafter.")
+    device: str = Field(default="cpu", description="A torch device.")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; default: torch's choice.")
+    tie_gap: float = Field(
+        default=1e-3,
+        ge=0,
+        description="Where the target's two best logits are closer than this, either may win.",
+    )
+
+
+ConfigType = TypeVar("ConfigType", bound=BaseModel)
+
+
+def load_config(path: Path, kind: type[ConfigType]) -> ConfigType:
+    """Read a JSON or YAML file as `kind`. Raises DflashError in one line naming every wrong key."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except FileNotFoundError as error:
+        raise DflashError(f"{path}: no such configuration file") from error
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise DflashError(f"{path}: not readable as JSON or YAML ({' '.join(str(error).split())})") from error
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise DflashError(f"{path}: {describe(error)}") from error
+
+
+def describe(error: ValidationError) -> str:
+    """Return a pydantic error as one line: each wrong key and what is wrong with it."""
+    parts = []
+    for item in error.errors(include_url=False):
+        where = ".".join(str(part) for part in item["loc"])
+        what = "no such key" if item["type"] == "extra_forbidden" else item["msg"]
+        parts.append(f"{where}: {what}" if where else what)
+    return "; ".join(parts)

@@ -1,0 +1,165 @@
+"""Greedy decoding: the target alone, and the target verifying a drafter's blocks.
+
+Speculative decoding is lossless: a guess is kept only where it equals the target's own greedy choice, and the first
+wrong guess is replaced by that choice (the bonus token). Both loops stop after an end token or `max_new_tokens`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from dflash.errors import DflashError
+from dflash.model import DraftModel, KeysValues
+from dflash.target import Target, forward_with_cache
+
+
+@dataclass(frozen=True)
+class GreedyOutput:
+    """What the target alone produces, and for each token the gap between its logit and the second best."""
+
+    tokens: list[int]
+    gaps: list[float]
+
+
+@dataclass(frozen=True)
+class SpeculativeOutput:
+    """What target and drafter produce together.
+
+    `acceptance_lengths` has one entry for each verification: the tokens kept from it, the bonus counted. The first token
+    comes from the prompt's own pass, so len(tokens) == 1 + sum(acceptance_lengths).
+    """
+
+    tokens: list[int]
+    acceptance_lengths: list[int]
+
+
+def new_cache(target: Target) -> DynamicCache:
+    """Return an empty cache whose newest entries can be dropped again.
+
+    Raises DflashError for a target with layers that keep no entry per token (linear attention, sliding windows).
+    """
+    cache = DynamicCache(config=target.text_config)
+    others = sorted({type(layer).__name__ for layer in cache.layers if type(layer) is not DynamicLayer})
+    if others:
+        raise DflashError(
+            f"{target.path}: cannot be verified in blocks: rejected tokens cannot be taken out of its cache "
+            f"({', '.join(others)})"
+        )
+    return cache
+
+
+def greedy_decode(target: Target, prompt_ids: list[int], max_new_tokens: int) -> GreedyOutput:
+    """Decode with the target alone, one token a pass. Raises DflashError for an empty prompt."""
+    cache = new_cache(target)
+    step = _row(prompt_ids, target)
+    tokens: list[int] = []
+    gaps: list[float] = []
+    while len(tokens) < max_new_tokens and not (tokens and tokens[-1] in target.end_token_ids):
+        logits = _logits(target, step, cache)[0, -1].float()
+        best = torch.topk(logits, 2)
+        # argmax, not topk: on equal logits the two may choose differently, and verification uses argmax.
+        tokens.append(int(logits.argmax()))
+        gaps.append(float(best.values[0] - best.values[1]))
+        step = _row(tokens[-1:], target)
+    return GreedyOutput(tokens, gaps)
+
+
+def speculative_decode(
+    target: Target, draft: DraftModel, prompt_ids: list[int], max_new_tokens: int
+) -> SpeculativeOutput:
+    """Decode with `draft` guessing and `target` verifying. Raises DflashError for an empty prompt."""
+    shape = draft.architecture
+    target_cache = new_cache(target)
+    draft_cache = DraftCache(draft)
+    prefill = forward_with_cache(target, _row(prompt_ids, target), target_cache, shape.target_layer_ids)
+    draft_cache.append(prefill.features)
+    tokens = [int(prefill.logits[0, -1].argmax())]
+    acceptance_lengths: list[int] = []
+    while len(tokens) < max_new_tokens and tokens[-1] not in target.end_token_ids:
+        block = [tokens[-1], *guess(target, draft, tokens[-1], draft_cache)]
+        verified = forward_with_cache(target, _row(block, target), target_cache, shape.target_layer_ids)
+        choices = verified.logits[0].argmax(-1).tolist()
+        accepted = count_accepted(block, choices)
+        # The target now holds the whole block: what follows the last accepted guess goes out again.
+        rejected = len(block) - 1 - accepted
+        if rejected:
+            target_cache.crop(-rejected)
+        draft_cache.append(verified.features[:, : accepted + 1])
+        kept = _cut([*block[1 : accepted + 1], choices[accepted]], max_new_tokens - len(tokens), target)
+        tokens += kept
+        acceptance_lengths.append(len(kept))
+    return SpeculativeOutput(tokens, acceptance_lengths)
+
+
+class DraftCache:
+    """The context keys and values of every draft layer; block rows never enter it."""
+
+    def __init__(self, draft: DraftModel) -> None:
+        self._draft = draft
+        self.length = 0
+        self.layers: list[KeysValues] = []
+
+    def append(self, features: Tensor) -> None:
+        """Add the features [1, length, taps * hidden] of the next verified positions."""
+        positions = torch.arange(self.length, self.length + features.shape[1], device=features.device)[None]
+        with torch.no_grad():
+            new = self._draft.context(features.to(self._draft.fc.weight.dtype), positions)
+        self.length += features.shape[1]
+        self.layers = [
+            KeysValues(torch.cat((old.keys, more.keys), dim=2), torch.cat((old.values, more.values), dim=2))
+            for old, more in zip(self.layers or [_empty(layer) for layer in new], new, strict=True)
+        ]
+
+
+@torch.no_grad()
+def block_hidden(target: Target, draft: DraftModel, anchor: int, cache: DraftCache) -> Tensor:
+    """Return the drafter's hidden states [block_size, hidden] for the block that starts with token `anchor`."""
+    shape = draft.architecture
+    block = _row([anchor] + [shape.mask_token_id] * (shape.block_size - 1), target)
+    positions = torch.arange(cache.length, cache.length + shape.block_size, device=block.device)[None]
+    inputs = target.embedding(block).to(draft.fc.weight.dtype)
+    hidden: Tensor = draft(inputs, positions, cache.layers)[0]
+    return hidden
+
+
+def guess(target: Target, draft: DraftModel, anchor: int, cache: DraftCache) -> list[int]:
+    """Return the drafter's block_size - 1 guesses after token `anchor`, all from one pass."""
+    hidden = block_hidden(target, draft, anchor, cache)[1:]
+    guesses: list[int] = (hidden.to(target.head.dtype) @ target.head.T).argmax(-1).tolist()
+    return guesses
+
+
+def count_accepted(block: list[int], choices: list[int]) -> int:
+    """Return how many guesses block[1:] lead with the target's own choices (choices[i] follows block[i])."""
+    accepted = 0
+    for guessed, choice in zip(block[1:], choices, strict=False):
+        if guessed != choice:
+            break
+        accepted += 1
+    return accepted
+
+
+def _cut(tokens: list[int], room: int, target: Target) -> list[int]:
+    for i, token in enumerate(tokens[:room]):
+        if token in target.end_token_ids:
+            return tokens[: i + 1]
+    return tokens[:room]
+
+
+def _logits(target: Target, input_ids: Tensor, cache: Any) -> Tensor:
+    return forward_with_cache(target, input_ids, cache, ()).logits
+
+
+def _row(ids: list[int], target: Target) -> Tensor:
+    if not ids:
+        raise DflashError("a prompt has no tokens: decoding needs at least one")
+    return torch.tensor([ids], device=target.device)
+
+
+def _empty(like: KeysValues) -> KeysValues:
+    return KeysValues(like.keys[:, :, :0], like.values[:, :, :0])

@@ -1,0 +1,90 @@
+"""The drafter before training: its shape, taken from the target, and its first weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from dflash.architecture import (
+    Architecture,
+    build_target_layer_ids,
+    check_target_layer_ids,
+)
+from dflash.config import DraftConfig
+from dflash.errors import DflashError
+from dflash.model import DraftModel
+from dflash.target import Target, resolve_mask_token
+
+DEFAULT_ROPE_THETA = 10_000.0
+INITIALIZER_STD = 0.02
+
+
+def design(config: DraftConfig, target: Target) -> Architecture:
+    """Return the architecture of `config`'s drafter for `target`. Raises DflashError for impossible taps or mask."""
+    text: Any = target.text_config
+    heads = text.num_attention_heads
+    hidden = target.embedding.embedding_dim
+    layers = text.num_hidden_layers
+    taps = config.target_layer_ids or build_target_layer_ids(layers, config.num_layers)
+    check_target_layer_ids(taps, layers)
+    rope = getattr(text, "rope_parameters", None) or {}
+    return Architecture(
+        hidden_size=hidden,
+        intermediate_size=getattr(text, "intermediate_size", None) or 4 * hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "head_dim", None) or hidden // heads,
+        num_layers=config.num_layers,
+        num_target_layers=layers,
+        target_layer_ids=taps,
+        block_size=config.block_size,
+        mask_token_id=resolve_mask_token(target, config.mask_token_id),
+        vocab_size=target.embedding.num_embeddings,
+        max_position_embeddings=text.max_position_embeddings,
+        rope_theta=float(rope.get("rope_theta", DEFAULT_ROPE_THETA)),
+        rms_norm_eps=float(getattr(text, "rms_norm_eps", 1e-6)),
+    )
+
+
+def initialize(config: DraftConfig, target: Target, seed: int) -> DraftModel:
+    """Build the drafter with its first weights (fp32, on the target's device).
+
+    Raises DflashError when a warm start is asked for and the target has no layers of the drafter's kind.
+    """
+    architecture = design(config, target)
+    model = DraftModel(architecture)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, INITIALIZER_STD, generator=generator)
+        if config.init == "target":
+            _copy_target_layers(model, target, config.init_layer_ids)
+    return model.to(target.device)
+
+
+def _copy_target_layers(model: DraftModel, target: Target, layer_ids: tuple[int, ...] | None) -> None:
+    """Copy target layers, and let the fused features start as the deepest tap alone."""
+    architecture = model.architecture
+    total = architecture.num_target_layers
+    chosen = layer_ids or tuple(range(total - architecture.num_layers, total))
+    if any(not 0 <= i < total for i in chosen):
+        raise DflashError(f"init_layer_ids {list(chosen)}: the target has layers 0..{total - 1}")
+    for layer, source_id in zip(model.layers, chosen, strict=True):
+        _copy_layer(layer, target.layers[source_id], f"{target.path}: layer {source_id}")
+    deepest = architecture.target_layer_ids.index(max(architecture.target_layer_ids))
+    hidden = architecture.hidden_size
+    model.fc.weight.zero_()
+    model.fc.weight[:, deepest * hidden : (deepest + 1) * hidden] = torch.eye(hidden)
+
+
+def _copy_layer(layer: nn.Module, source: nn.Module, name: str) -> None:
+    available = dict(source.named_parameters())
+    for key, parameter in layer.named_parameters():
+        if key in available and available[key].shape == parameter.shape:
+            parameter.copy_(available[key])
+        elif "_norm." not in key:
+            # Only the norms of queries and keys are Qwen3's own; without the rest this is no start at all.
+            raise DflashError(f"{name} has no {key} of shape {tuple(parameter.shape)}: use init: random")

@@ -1,0 +1,168 @@
+"""The DFlash draft model: Qwen3-style layers whose keys and values also come from the target's features.
+
+The block's rows are queries; keys and values are the context rows (the target's tapped features, fused once)
+followed by the block's own rows. Context rows get no query, no output projection and no MLP, so a layer's
+context keys and values depend on the features alone: training computes them for a whole pack, decoding keeps
+them in a cache, and both run the same code below.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dflash.architecture import Architecture
+
+
+class KeysValues(NamedTuple):
+    """One layer's context: keys (normed and rotated) and values, each [batch, kv_heads, length, head_dim]."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm over the last axis, computed in fp32 and returned in the input's dtype."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * normed.to(x.dtype)
+
+
+def rotary_angles(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [batch, 1, length, head_dim] (fp32) of the rotary embedding at `positions` [batch, length]."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
+    angles = positions[:, None, :, None].float() * (1.0 / theta**exponents)
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Apply the rotary embedding to `x` [batch, heads, length, head_dim], pairing dimension d with d + head_dim/2."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos.to(x.dtype) + torch.cat((-second, first), dim=-1) * sin.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Attention of block rows over [context rows | block rows]; one k_proj and v_proj serve both kinds."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        hidden, self.head_dim = architecture.hidden_size, architecture.head_dim
+        queries = architecture.num_attention_heads * self.head_dim
+        keys = architecture.num_key_value_heads * self.head_dim
+        self.q_proj = nn.Linear(hidden, queries, bias=False)
+        self.k_proj = nn.Linear(hidden, keys, bias=False)
+        self.v_proj = nn.Linear(hidden, keys, bias=False)
+        self.o_proj = nn.Linear(queries, hidden, bias=False)
+        self.q_norm = RMSNorm(self.head_dim, architecture.rms_norm_eps)
+        self.k_norm = RMSNorm(self.head_dim, architecture.rms_norm_eps)
+        self.grouped = architecture.num_attention_heads != architecture.num_key_value_heads
+
+    def keys_values(self, rows: Tensor, cos: Tensor, sin: Tensor) -> KeysValues:
+        """Project `rows` [batch, length, hidden] (already normed) to rotated keys and values."""
+        keys = self.k_norm(self._split_heads(self.k_proj(rows)))
+        return KeysValues(rotate(keys, cos, sin), self._split_heads(self.v_proj(rows)))
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: KeysValues, mask: Tensor | None) -> Tensor:
+        """Attend from `x` [batch, rows, hidden]; `mask` [rows, context + rows] is True where a key is visible."""
+        queries = rotate(self.q_norm(self._split_heads(self.q_proj(x))), cos, sin)
+        block = self.keys_values(x, cos, sin)
+        keys = torch.cat((context.keys, block.keys), dim=2)
+        values = torch.cat((context.values, block.values), dim=2)
+        attended = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, scale=self.head_dim**-0.5, enable_gqa=self.grouped
+        )
+        out: Tensor = self.o_proj(attended.transpose(1, 2).flatten(2))
+        return out
+
+    def _split_heads(self, rows: Tensor) -> Tensor:
+        return rows.view(*rows.shape[:-1], -1, self.head_dim).transpose(1, 2)
+
+
+class MLP(nn.Module):
+    """The gated feed-forward network of Llama and Qwen layers."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        hidden, inner = architecture.hidden_size, architecture.intermediate_size
+        self.gate_proj = nn.Linear(hidden, inner, bias=False)
+        self.up_proj = nn.Linear(hidden, inner, bias=False)
+        self.down_proj = nn.Linear(inner, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class DraftLayer(nn.Module):
+    """One pre-norm decoder layer; only block rows pass through it."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.self_attn = Attention(architecture)
+        self.mlp = MLP(architecture)
+        self.input_layernorm = RMSNorm(architecture.hidden_size, architecture.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(architecture.hidden_size, architecture.rms_norm_eps)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: KeysValues, mask: Tensor | None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, context, mask)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class DraftModel(nn.Module):
+    """The drafter without embedding and head, which are the target's. Tensor names as in z-lab's dflash."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.architecture = architecture
+        hidden = architecture.hidden_size
+        self.fc = nn.Linear(len(architecture.target_layer_ids) * hidden, hidden, bias=False)
+        self.hidden_norm = RMSNorm(hidden, architecture.rms_norm_eps)
+        self.layers = nn.ModuleList(DraftLayer(architecture) for _ in range(architecture.num_layers))
+        self.norm = RMSNorm(hidden, architecture.rms_norm_eps)
+
+    def context(self, features: Tensor, positions: Tensor) -> list[KeysValues]:
+        """Fuse target features into every layer's context keys and values.
+
+        Args:
+            features: [batch, length, taps * hidden], the taps concatenated in the order of target_layer_ids.
+            positions: [batch, length], each row's position in its own document.
+        """
+        cos, sin = self._angles(positions)
+        rows = self.hidden_norm(self.fc(features))
+        return [layer.self_attn.keys_values(rows, cos, sin) for layer in self._layers()]
+
+    def forward(
+        self, inputs: Tensor, positions: Tensor, context: list[KeysValues], mask: Tensor | None = None
+    ) -> Tensor:
+        """Return the final normed hidden state of block rows [batch, rows, hidden].
+
+        Args:
+            inputs: [batch, rows, hidden], the target's embeddings of [anchor, MASK, ...] for each block.
+            positions: [batch, rows], positions in the document.
+            context: from `context`, one entry for each layer.
+            mask: bool [rows, context length + rows], True where visible; None when all is visible (one block).
+        """
+        cos, sin = self._angles(positions)
+        x = inputs
+        for layer, keys_values in zip(self._layers(), context, strict=True):
+            x = layer(x, cos, sin, keys_values, mask)
+        out: Tensor = self.norm(x)
+        return out
+
+    def _layers(self) -> list[DraftLayer]:
+        return [layer for layer in self.layers if isinstance(layer, DraftLayer)]
+
+    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return rotary_angles(positions, self.architecture.head_dim, self.architecture.rope_theta)

@@ -1,0 +1,57 @@
+"""One training step's input: the documents of a pack one after another, and the anchors chosen in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dflash.data import Sample
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Int64 tensors of a pack: the first four are [tokens], `anchors` is [blocks] and indexes into them.
+
+    `documents` numbers the documents from 0; `positions` count from 0 in each document.
+    """
+
+    input_ids: Tensor
+    loss_mask: Tensor
+    documents: Tensor
+    positions: Tensor
+    anchors: Tensor
+
+
+def build_pack(samples: list[Sample], anchors: list[NDArray[np.int64]], device: torch.device) -> Pack:
+    """Lay `samples` one after another; `anchors` holds each sample's anchors as positions in it."""
+    lengths = [len(sample.input_ids) for sample in samples]
+    starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
+
+    def tensor(values: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(values.astype(np.int64)).to(device)
+
+    return Pack(
+        input_ids=tensor(np.concatenate([sample.input_ids for sample in samples])),
+        loss_mask=tensor(np.concatenate([sample.loss_mask for sample in samples])),
+        documents=tensor(np.repeat(np.arange(len(samples)), lengths)),
+        positions=tensor(np.concatenate([np.arange(length) for length in lengths])),
+        anchors=tensor(np.concatenate([a + start for a, start in zip(anchors, starts, strict=True)])),
+    )
+
+
+def block_inputs(pack: Pack, embedding: torch.nn.Embedding, block_size: int, mask_token_id: int) -> Tensor:
+    """Return the embeddings of [anchor token, MASK, ...] for each block: [blocks, block_size, hidden]."""
+    ids = torch.full((len(pack.anchors), block_size), mask_token_id, device=pack.input_ids.device)
+    ids[:, 0] = pack.input_ids[pack.anchors]
+    rows: Tensor = embedding(ids)
+    return rows
+
+
+def block_positions(pack: Pack, block_size: int) -> Tensor:
+    """Return the positions of block rows [blocks, block_size], counted in the anchor's document."""
+    offsets = torch.arange(block_size, device=pack.positions.device)
+    return pack.positions[pack.anchors][:, None] + offsets[None]

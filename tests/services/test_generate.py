@@ -1,0 +1,218 @@
+"""A chunk against servers that fail: nothing lost, nothing doubled, totals that add up."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from services.errors import UserError
+from services.ledger import count_generated
+from services.producer.client import Pace, ServersUnavailableError
+from services.producer.generate import generate_chunk
+from services.producer.journal import appending, journaled
+from services.records import Chunk, Completion, read_completions
+from services.runs import Run
+from services.settings import Settings
+from tests.services.fake_sglang import END, FakeSglang, Fault
+
+MakeRun = Callable[..., tuple[Run, Chunk, Settings]]
+QUICK = Pace(patience=1, probe_interval=0.02, first_backoff=0.01, longest_backoff=0.02)
+PROMPTS = [[first, first + 1, 10] for first in range(20, 44)]
+
+
+def _generate(made: tuple[Run, Chunk, Settings], *servers: FakeSglang, pace: Pace = QUICK) -> list[Completion]:
+    run, chunk, settings = made
+    asyncio.run(generate_chunk(run, chunk, settings, [server.url for server in servers], pace))
+    return read_completions(run.completions(chunk.chunk))
+
+
+def test_every_prompt_is_answered_in_the_order_of_the_prompts(make_run: MakeRun) -> None:
+    made = make_run(PROMPTS, temperature=0.6, top_k=20, top_p=0.9, repetition_penalty=1.1)
+    with FakeSglang() as server:
+        completions = _generate(made, server)
+    assert [completion.prompt_id for completion in completions] == [f"p{n}" for n in range(len(PROMPTS))]
+    assert [completion.output_ids for completion in completions] == [[*reversed(ids), END] for ids in PROMPTS]
+    assert sorted(request["input_ids"] for request in server.requests) == PROMPTS
+    assert server.requests[0]["sampling_params"] == {
+        "max_new_tokens": 64,
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "top_k": 20,
+        "repetition_penalty": 1.1,
+    }
+    assert not made[0].journal("s-0").exists()
+
+
+def test_every_kind_of_fault_is_accounted_for(make_run: MakeRun) -> None:
+    lasting: dict[int, Fault] = {20: "400", 21: "drop", 22: "empty", 23: "loop", 24: "abort", 25: "no end token"}
+    passing: dict[int, Fault] = {26: "503", 27: "drop", 28: "429", 29: "abort"}
+
+    def fault(first: int, asked: int) -> Fault:
+        return lasting.get(first) or (passing.get(first) if asked == 0 else None)
+
+    made = make_run(PROMPTS, attempts=3, max_repetition=0.5)
+    with FakeSglang(fault=fault) as server:
+        completions = _generate(made, server)
+
+    assert Counter((completion.status, completion.reason) for completion in completions) == {
+        ("completed", None): len(PROMPTS) - len(lasting),
+        ("failed", "http 400"): 1,
+        ("failed", "connection lost"): 1,
+        ("rejected", "empty answer"): 1,
+        ("rejected", "repetition"): 1,
+        ("rejected", "aborted"): 1,
+        ("rejected", "no end token"): 1,
+    }
+    bad_request = completions[0]
+    assert bad_request.attempts == 1
+    assert bad_request.detail is not None
+    assert "the fake says 400" in bad_request.detail
+    asked = {first: count for first, count in server.asked.items() if count > 1}
+    assert asked == {21: 3, 24: 3, 26: 2, 27: 2, 28: 2, 29: 2}
+    counts = count_generated(made[0])["s"]
+    assert (counts.prompts, counts.finished, counts.waiting) == (len(PROMPTS), len(PROMPTS), 0)
+    assert counts.output_tokens == 4 * counts.completed
+
+
+def test_ids_outside_the_vocabulary_are_never_sent(make_run: MakeRun) -> None:
+    with FakeSglang() as server:
+        completions = _generate(make_run([[5, 100], [5, -1], [], [5, 99]]), server)
+    assert [completion.status for completion in completions] == ["failed"] * 3 + ["completed"]
+    assert {completion.reason for completion in completions[:3]} == {"ids outside the vocabulary"}
+    assert len(server.requests) == 1
+
+
+def test_a_slow_answer_is_given_up_and_the_prompt_asked_again(make_run: MakeRun) -> None:
+    def slow_at_first(first: int, asked: int) -> Fault:
+        return "slow" if first == 20 and asked == 0 else None
+
+    with FakeSglang(fault=slow_at_first) as server:
+        completions = _generate(make_run(PROMPTS[:3], request_timeout=0.3), server)
+    assert [completion.attempts for completion in completions] == [2, 1, 1]
+
+
+def test_requests_in_flight_stay_within_concurrency_and_go_to_the_least_busy(make_run: MakeRun) -> None:
+    with FakeSglang(seconds=0.02) as quick, FakeSglang(seconds=0.2) as slow:
+        _generate(make_run(PROMPTS, concurrency=4), quick, slow)
+    assert quick.most_in_flight <= 4
+    assert slow.most_in_flight <= 2
+    assert len(quick.requests) > 2 * len(slow.requests)
+    assert len(quick.requests) + len(slow.requests) == len(PROMPTS)
+
+
+def test_a_server_that_dies_is_left_out(make_run: MakeRun) -> None:
+    with FakeSglang(fault=lambda _first, _asked: "drop") as breaking, FakeSglang(seconds=0.01) as good:
+        completions = _generate(make_run(PROMPTS, attempts=20), breaking, good, pace=Pace(probe_interval=60))
+    assert {completion.server for completion in completions} == {good.url}
+    assert len(breaking.requests) <= 8
+
+
+def test_a_server_that_is_not_up_yet_does_not_hold_up_the_others(make_run: MakeRun) -> None:
+    with FakeSglang() as gone:
+        pass
+    with FakeSglang() as server:
+        completions = _generate(make_run(PROMPTS), gone, server)
+    assert {completion.server for completion in completions} == {server.url}
+
+
+def test_no_server_at_all_ends_the_job_and_keeps_the_prompts(make_run: MakeRun) -> None:
+    made = make_run(PROMPTS)
+    with FakeSglang() as gone:
+        pass
+    with pytest.raises(ServersUnavailableError, match=rf"no SGLang server was healthy for 0.1 s \({gone.url}"):
+        _generate(made, gone, pace=Pace(patience=0.1, probe_interval=0.02))
+    assert count_generated(made[0])["s"].waiting == len(PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("server", "message"),
+    [
+        (FakeSglang(model="other"), "serves other, not target; correct target.served_name"),
+        (FakeSglang(context=256), r"context of 256 tokens, but .* = 320"),
+    ],
+    ids=["another model", "a shorter context"],
+)
+def test_a_server_that_is_not_the_target_is_refused(make_run: MakeRun, server: FakeSglang, message: str) -> None:
+    made = make_run(PROMPTS)
+    with server, FakeSglang() as good, pytest.raises(UserError, match=message):
+        _generate(made, good, server)
+    assert not made[0].completions("s-0").exists()
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("servers", [[], ["127.0.0.1:30000"]])
+def test_addresses_that_are_none_are_named(make_run: MakeRun, servers: list[str]) -> None:
+    run, chunk, settings = make_run(PROMPTS)
+    with pytest.raises(UserError, match="DFLASH_SERVERS"):
+        asyncio.run(generate_chunk(run, chunk, settings, servers, QUICK))
+
+
+def test_what_the_journal_holds_is_not_asked_again(make_run: MakeRun) -> None:
+    made = make_run(PROMPTS)
+    kept = Completion("p3", "rejected", "empty answer", "stop", [END], 1, 0.5, "http://s")
+    with appending(made[0].journal("s-0")) as append:
+        append(kept)
+    with FakeSglang() as server:
+        completions = _generate(made, server)
+    assert completions[3] == kept
+    assert len(server.requests) == len(PROMPTS) - 1
+
+
+def test_a_published_chunk_is_left_as_it_is(make_run: MakeRun) -> None:
+    made = make_run(PROMPTS)
+    with FakeSglang() as server:
+        first = _generate(made, server)
+        again = _generate(made, server)
+    assert again == first
+    assert len(server.requests) == len(PROMPTS)
+
+
+def test_two_workers_on_one_chunk_publish_one_file(make_run: MakeRun) -> None:
+    run, chunk, settings = make_run(PROMPTS)
+
+    async def race(urls: list[str]) -> None:
+        await asyncio.gather(*(generate_chunk(run, chunk, settings, urls, QUICK) for _ in range(2)))
+
+    with FakeSglang(seconds=0.01) as server:
+        asyncio.run(race([server.url]))
+    assert [completion.prompt_id for completion in read_completions(run.completions("s-0"))] == [
+        f"p{n}" for n in range(len(PROMPTS))
+    ]
+    assert [path.name for path in run.completions("s-0").parent.iterdir()] == ["s-0.parquet"]
+    assert not run.journal("s-0").exists()
+
+
+def test_a_prompt_that_is_missing_from_the_prompts_is_noticed(make_run: MakeRun) -> None:
+    run, chunk, settings = make_run(PROMPTS)
+    longer = Chunk(chunk.chunk, chunk.source, chunk.first, chunk.count + 1)
+    with pytest.raises(UserError, match="but 25 entered"):
+        asyncio.run(generate_chunk(run, longer, settings, ["http://127.0.0.1:1"], QUICK))
+
+
+def test_a_killed_worker_has_paid_for_nothing_twice(make_run: MakeRun) -> None:
+    run, _, _ = made = make_run(PROMPTS, concurrency=2)
+    with FakeSglang(seconds=0.05) as server:
+        environment = {**os.environ, "DFLASH_SERVERS": server.url, "DFLASH_RUNS": str(run.root.parent)}
+        job = "from services.producer.jobs import generate; generate('r', 's-0')"
+        worker = subprocess.Popen([sys.executable, "-c", job], env=environment, start_new_session=True)
+        deadline = time.monotonic() + 30
+        while len(journaled(run.journal("s-0"))) < 6 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
+        finished = journaled(run.journal("s-0"))
+        assert 6 <= len(finished) < len(PROMPTS)
+        assert not run.completions("s-0").exists()
+        completions = _generate(made, server)
+
+    assert [completion.prompt_id for completion in completions] == [f"p{n}" for n in range(len(PROMPTS))]
+    for completion, ids in zip(completions, PROMPTS, strict=True):
+        if completion.prompt_id in finished:
+            assert completion.output_ids == finished[completion.prompt_id].output_ids
+            assert server.asked[ids[0]] == 1

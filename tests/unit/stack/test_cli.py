@@ -1,0 +1,97 @@
+"""A user's mistake is one line on standard error, exit status 1, and nothing written."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.settings import load_settings
+
+ROOT = Path(__file__).parents[3]
+DEMO = ROOT / "config" / "demo.yaml"
+
+
+def dflash_stack(
+    *arguments: str, runs: Path, redis_url: str = "redis://127.0.0.1:1/0"
+) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "DFLASH_RUNS": str(runs), "DFLASH_REDIS_URL": redis_url}
+    return subprocess.run(
+        [sys.executable, "-m", "services.stack", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=ROOT,
+        timeout=60,
+    )
+
+
+def error_of(finished: subprocess.CompletedProcess[str]) -> str:
+    assert finished.returncode == 1, finished
+    assert finished.stderr.startswith("error: ")
+    assert finished.stderr.count("\n") == 1, finished.stderr
+    return finished.stderr
+
+
+@pytest.mark.parametrize(
+    "command", ["prepare", "submit", "status", "merge", "train", "evaluate", "export", "report", "demo", "worker"]
+)
+def test_every_stage_explains_itself(command: str, tmp_path: Path) -> None:
+    finished = dflash_stack(command, "--help", runs=tmp_path)
+    assert finished.returncode == 0
+    assert "Usage" in finished.stdout
+
+
+def test_the_demos_configuration_is_valid() -> None:
+    settings = load_settings(DEMO)
+    assert {source.domain for source in settings.sources} == {"code", "general", "tools", "math"}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "config").glob("*.yaml")))
+def test_every_shipped_configuration_is_valid(name: str) -> None:
+    load_settings(ROOT / "config" / name)
+
+
+def test_an_unknown_key_is_named(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(DEMO.read_text().replace("chunk_size:", "chunksize:"))
+    error = error_of(dflash_stack("prepare", "run", "--config", str(config), runs=tmp_path / "runs"))
+    assert "there is no key 'generate.chunksize'" in error
+    assert str(config) in error
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_missing_configuration_is_named(tmp_path: Path) -> None:
+    error = error_of(dflash_stack("prepare", "run", "--config", str(tmp_path / "no.yaml"), runs=tmp_path))
+    assert "no.yaml" in error
+
+
+def test_a_redis_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    error = error_of(dflash_stack("prepare", "run", "--config", str(DEMO), runs=tmp_path / "runs"))
+    assert "Redis at 127.0.0.1:1/0" in error
+    assert "DFLASH_REDIS_URL" in error
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_unknown_run_is_named_with_those_there_are(tmp_path: Path) -> None:
+    (tmp_path / "known").mkdir()
+    (tmp_path / "known" / "run.json").write_text("{}")
+    error = error_of(dflash_stack("status", "other", runs=tmp_path))
+    assert "no run 'other'" in error
+    assert "there are: known" in error
+
+
+def test_an_unknown_queue_is_named_with_those_there_are(tmp_path: Path) -> None:
+    error = error_of(dflash_stack("worker", "generation", runs=tmp_path))
+    assert "there is no queue 'generation'" in error
+    assert "prepare, generate, assemble, merge, train" in error
+
+
+def test_a_worker_that_never_started_is_unhealthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DFLASH_HEARTBEAT", str(tmp_path / "heartbeat"))
+    assert "no heartbeat" in error_of(dflash_stack("healthcheck", "generate", runs=tmp_path))
+    (tmp_path / "heartbeat-generate").touch()
+    assert dflash_stack("healthcheck", "generate", runs=tmp_path).returncode == 0
+    os.utime(tmp_path / "heartbeat-generate", (0, 0))
+    assert "it hangs" in error_of(dflash_stack("healthcheck", "generate", runs=tmp_path))
