@@ -163,6 +163,8 @@ class Settings(Section):
         names = [source.name for source in self.sources]
         if doubled := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"two sources have the name {sorted(doubled)[0]!r}")
+        if self.merge.base_source in names:
+            raise ValueError(f"merge.base_source and a source both have the name {self.merge.base_source!r}")
         return self
 
     @model_validator(mode="after")

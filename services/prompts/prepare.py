@@ -11,7 +11,7 @@ import heapq
 import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -148,7 +148,7 @@ def prepare_source(run: Run, settings: Settings, source: SourceSettings, rendere
         publish(path, lambda temporary, prompts=prompts: write_prompts(temporary, prompts))  # type: ignore[misc]
         # A run taken up again may find the file of an earlier try: it must be of the same rows.
         check_balance(f"{path}", pq.read_metadata(path).num_rows, {"prompts": len(prompts)})
-    if publish_json(run.source_prepared(source.name), asdict(counts)):
+    if publish_json(run.source_prepared(source.name), vars(counts)):
         log.info("source prepared", run=run.name, source=source.name, read=counts.read, kept=counts.kept)
 
 

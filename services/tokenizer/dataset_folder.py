@@ -1,0 +1,125 @@
+"""The folder that `datasets.load_from_disk` reads: Arrow stream files, state.json and dataset_info.json."""
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from services.errors import UserError
+
+SHARD_BYTES = 256 * 2**20
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+
+
+class DatasetFolder(NamedTuple):
+    """A folder as found; `fingerprint` is the one `datasets` caches by, where there is one."""
+
+    path: Path
+    shards: list[Path]
+    schema: pa.Schema
+    fingerprint: str | None
+
+
+def write_shards(
+    folder: Path, schema: pa.Schema, tables: Iterable[pa.Table], first: int = 0, shard_bytes: int = SHARD_BYTES
+) -> list[str]:
+    """Write tables into shards of bounded size, numbered from `first` on; returns their names."""
+    names: list[str] = []
+    written = 0
+    with ExitStack() as stack:
+        for table in tables:
+            if not table.num_rows:
+                continue
+            if not names or written >= shard_bytes:
+                stack.close()
+                names.append(shard_name(first + len(names)))
+                writer = stack.enter_context(pa.ipc.new_stream(str(folder / names[-1]), schema))
+                written = 0
+            writer.write_table(table)
+            written += table.nbytes
+    return names
+
+
+def shard_name(number: int) -> str:
+    return f"data-{number:05d}.arrow"
+
+
+def write_state(folder: Path, shards: list[str], fingerprint: str) -> None:
+    """Make a folder of shards a dataset. `fingerprint` must be new for new content: `datasets` caches by it."""
+    state: dict[str, Any] = {
+        "_data_files": [{"filename": name} for name in shards],
+        "_fingerprint": fingerprint,
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": None,
+    }
+    (folder / "state.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+    # Features are read from the shards, which carry their schema.
+    (folder / "dataset_info.json").write_text("{}\n", encoding="utf-8")
+
+
+def open_dataset(path: Path) -> DatasetFolder:
+    """Find the shards of a dataset and their common schema, without reading rows.
+
+    Raises:
+        UserError: it is no such folder, a shard is missing or cut off, or its shards have different schemas.
+    """
+    state_path = path / "state.json"
+    if (path / "dataset_dict.json").is_file():
+        raise UserError(f"corpus {path}: it holds several splits; name the folder of one of them in merge.base")
+    try:
+        state: dict[str, Any] = json.loads(state_path.read_text(encoding="utf-8"))
+        shards = [path / data_file["filename"] for data_file in state["_data_files"]]
+    except OSError as error:
+        raise UserError(f"corpus {path}: {error.strerror}: state.json; give a folder of save_to_disk") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"corpus {path}: state.json does not list its files; save it anew with save_to_disk"
+        ) from error
+    if not shards:
+        raise UserError(f"corpus {path}: state.json lists no file; set merge.base to null to merge with nothing")
+    schemas = [_schema(shard) for shard in shards]
+    for shard, schema in zip(shards, schemas, strict=True):
+        if not schema.equals(schemas[0]):
+            raise UserError(
+                f"corpus {path}: {shard.name} has columns {describe(schema)}, but {shards[0].name} has "
+                f"{describe(schemas[0])}; save it anew with one schema"
+            )
+    return DatasetFolder(path, shards, schemas[0], state.get("_fingerprint"))
+
+
+def read_batches(shard: Path) -> Iterator[pa.RecordBatch]:
+    """The record batches of one shard, mapped and not copied into memory.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    try:
+        with pa.memory_map(str(shard)) as source, pa.ipc.open_stream(source) as reader:
+            yield from reader
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(f"{shard} is damaged: {' '.join(str(error).split())}") from error
+
+
+def describe(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+
+
+def _schema(shard: Path) -> pa.Schema:
+    try:
+        with shard.open("rb") as stream:
+            stream.seek(-len(END_OF_STREAM), 2)
+            # Arrow reads a stream that was cut between two batches as a shorter one, and says nothing.
+            if stream.read() != END_OF_STREAM:
+                raise UserError(f"{shard} is cut off: it has no end of stream; restore the file")
+        with pa.memory_map(str(shard)) as source, pa.ipc.open_stream(source) as reader:
+            return reader.schema
+    except OSError as error:
+        raise UserError(f"{shard} cannot be read: {error.strerror or error}") from error
+    except pa.ArrowInvalid as error:
+        raise UserError(f"{shard} is no Arrow stream: {' '.join(str(error).split())}") from error
