@@ -3,11 +3,14 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from services.settings import Settings, check_settings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MODEL = Path(__file__).parents[1] / "var" / "models" / "SmolLM2-135M-Instruct"
 
@@ -19,6 +22,14 @@ def target_path() -> Path:
     if not (path / "config.json").is_file():
         pytest.fail(f"no target model at {path}: run `make models`, or set DFLASH_TEST_TARGET")
     return path
+
+
+@pytest.fixture(scope="session")
+def tokenizer(target_path: Path) -> "PreTrainedTokenizerBase":
+    """The small real target's tokenizer, for tests in an environment that has transformers."""
+    from services.chat import load_tokenizer
+
+    return load_tokenizer(target_path)
 
 
 @pytest.fixture

@@ -34,11 +34,6 @@ REPLY = {"role": "assistant", "content": "2."}
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}
 
 
-@pytest.fixture(scope="module")
-def tokenizer(target_path: Path) -> PreTrainedTokenizerBase:
-    return chat.load_tokenizer(target_path)
-
-
 @pytest.fixture
 def make_target(target_path: Path, tmp_path: Path) -> Callable[[], Path]:
     """A copy of the target's folder without its weights."""
@@ -175,7 +170,7 @@ def test_a_template_without_tools_gets_them_as_text(tokenizer: PreTrainedTokeniz
 def test_fingerprints_tell_templates_and_tokenizers_apart(
     tokenizer: PreTrainedTokenizerBase, thinking_tokenizer: PreTrainedTokenizerBase, target_path: Path, tmp_path: Path
 ) -> None:
-    assert chat.template_fingerprint(tokenizer) == chat.template_fingerprint(chat.load_tokenizer(target_path))
+    assert len(chat.template_fingerprint(tokenizer)) == 64
     assert chat.template_fingerprint(tokenizer) != chat.template_fingerprint(thinking_tokenizer)
     other = tmp_path / "target"
     assert chat.tokenizer_fingerprint(target_path) == chat.tokenizer_fingerprint(other)
