@@ -140,15 +140,11 @@ def demo(
 
 
 @app.command()
-def models(
-    config: Annotated[Path, typer.Option("--config", "-c", help="the demo's configuration")] = Path(
-        "config/demo.yaml"
-    ),
-) -> None:
+def models(folder: DemoFolder = Path("var/demo"), config: DemoConfig = Path("config/demo.yaml")) -> None:
     """Put the demo's target model in place, as the demo itself would."""
     from services.stack.demo.run import put_target_in_place
 
-    put_target_in_place(load_settings(config))
+    put_target_in_place(load_settings(config), folder)
 
 
 @app.command()

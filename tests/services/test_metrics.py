@@ -1,0 +1,107 @@
+"""What Prometheus sees of runs and queues."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from redis import Redis
+
+from services.errors import UserError
+from services.metrics import StackCollector, serve_metrics
+from services.producer.generate import generate_chunk
+from services.producer.journal import appending
+from services.queues import enqueue
+from services.records import Chunk, Completion
+from services.runs import Run, publish_json
+from services.settings import Addresses, Settings
+from tests.services.fake_sglang import FakeSglang, Fault
+
+MakeRun = Callable[..., tuple[Run, Chunk, Settings]]
+SOURCE = {"run": "r", "source": "s"}
+PROMPTS = [[first, 10] for first in range(20, 28)]
+
+
+def _faulty(first: int, _asked: int) -> Fault:
+    faults: dict[int, Fault] = {20: "400", 21: "empty", 22: "empty"}
+    return faults.get(first)
+
+
+def _scrape() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(StackCollector(Addresses()))
+    return registry
+
+
+@pytest.fixture
+def finished_run(redis: Redis, make_run: MakeRun) -> Run:
+    run, chunk, settings = make_run(PROMPTS)
+    with FakeSglang(fault=_faulty) as server:
+        asyncio.run(generate_chunk(run, chunk, settings, [server.url]))
+    return run
+
+
+def test_every_prompt_of_a_run_is_counted_once(finished_run: Run) -> None:
+    publish_json(finished_run.assembled("s-0"), {"samples": 5, "tokens": 25, "supervised_tokens": 15, "dropped": {}})
+    scrape = _scrape()
+
+    def completions(status: str) -> float | None:
+        return scrape.get_sample_value("dflash_completions_total", {**SOURCE, "status": status})
+
+    assert scrape.get_sample_value("dflash_prompts", SOURCE) == len(PROMPTS)
+    assert [completions(status) for status in ("completed", "rejected", "failed")] == [5, 2, 1]
+    assert scrape.get_sample_value("dflash_rejections_total", {**SOURCE, "reason": "empty answer"}) == 2
+    assert scrape.get_sample_value("dflash_failures_total", {**SOURCE, "reason": "http 400"}) == 1
+    assert scrape.get_sample_value("dflash_output_tokens_total", SOURCE) == 5 * 3
+    assert scrape.get_sample_value("dflash_chunks", {**SOURCE, "state": "done"}) == 1
+    assert scrape.get_sample_value("dflash_samples_total", {"run": "r"}) == 5
+    assert scrape.get_sample_value("dflash_sample_tokens_total", {"run": "r"}) == 25
+
+
+def test_answers_of_an_unfinished_chunk_show_at_once(redis: Redis, make_run: MakeRun) -> None:
+    run, _, _ = make_run(PROMPTS)
+    with appending(run.journal("s-0")) as append:
+        append(Completion("p0", "completed", None, "stop", [4, 5, 2], 1, 0.1, "http://s"))
+        append(Completion("p1", "rejected", "repetition", "stop", [4, 4, 4, 2], 1, 0.1, "http://s"))
+    scrape = _scrape()
+    assert scrape.get_sample_value("dflash_journaled_prompts", SOURCE) == 2
+    assert scrape.get_sample_value("dflash_output_tokens_total", SOURCE) == 3
+    assert scrape.get_sample_value("dflash_chunks", {**SOURCE, "state": "open"}) == 1
+
+
+def test_queues_are_counted(redis: Redis) -> None:
+    enqueue("generate", redis, "generate", "r", "s-0", job_timeout=60)
+    enqueue("generate", redis, "generate", "r", "s-1", job_timeout=60)
+    scrape = _scrape()
+    assert scrape.get_sample_value("dflash_redis_up") == 1
+    assert scrape.get_sample_value("dflash_queue_jobs", {"queue": "generate", "state": "waiting"}) == 2
+    assert scrape.get_sample_value("dflash_queue_jobs", {"queue": "train", "state": "waiting"}) == 0
+    assert scrape.get_sample_value("dflash_workers", {"queue": "generate"}) == 0
+
+
+def test_one_broken_run_does_not_hide_the_others(finished_run: Run) -> None:
+    broken = Run(finished_run.root.parent / "broken")
+    publish_json(broken.record, {})
+    broken.chunks.write_text("{")
+    scrape = _scrape()
+    assert scrape.get_sample_value("dflash_run_unreadable", {"run": "broken"}) == 1
+    assert scrape.get_sample_value("dflash_run_unreadable", {"run": "r"}) == 0
+    assert scrape.get_sample_value("dflash_completions_total", {**SOURCE, "status": "completed"}) == 5
+
+
+def test_runs_are_counted_without_redis(finished_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DFLASH_REDIS_URL", "redis://127.0.0.1:1/0")
+    scrape = _scrape()
+    assert scrape.get_sample_value("dflash_redis_up") == 0
+    assert scrape.get_sample_value("dflash_prompts", SOURCE) == len(PROMPTS)
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"metrics on 127.0.0.1:{port}: Address already in use; choose"):
+            serve_metrics(Addresses(runs=tmp_path), port, host="127.0.0.1")

@@ -1,0 +1,69 @@
+"""A run's settings reach dflash under the same names, and its mistakes come back as one line."""
+
+from pathlib import Path
+
+import pytest
+
+from dflash.config import DraftConfig, TrainingConfig
+from services.errors import UserError
+from services.records import Prompt, write_prompts
+from services.runs import Run, create_run
+from services.settings import DraftSettings, TrainSettings, load_settings
+from services.trainer.configuration import evaluation_arguments, held_out_lines, training_config
+from services.trainer.supervise import run_dflash
+
+DEMO = Path(__file__).parents[3] / "config" / "demo.yaml"
+PATHS = {"target", "dataset", "output"}
+
+
+def test_training_has_the_keys_of_dflash_and_no_others() -> None:
+    ours = set(TrainSettings.model_fields) - {"job_timeout"}
+    assert ours == set(TrainingConfig.model_fields) - PATHS
+    assert set(DraftSettings.model_fields) == set(DraftConfig.model_fields)
+
+
+def test_training_config_carries_every_setting(tmp_path: Path) -> None:
+    settings = load_settings(DEMO)
+    config = training_config(Run(tmp_path / "run"), settings)
+    assert config.draft.model_dump() == settings.train.draft.model_dump()
+    assert config.dataset == tmp_path / "run" / "dataset"
+    for name in set(TrainSettings.model_fields) - {"job_timeout", "draft"}:
+        assert getattr(config, name) == getattr(settings.train, name)
+
+
+def test_every_evaluation_shares_the_targets_own_answers(tmp_path: Path) -> None:
+    run, settings = Run(tmp_path), load_settings(DEMO)
+    prompts = tmp_path / "evaluation" / "held_out.jsonl"
+    before = evaluation_arguments(run, settings, "before", 0, prompts)
+    after = evaluation_arguments(run, settings, "after", 10, prompts)
+    assert before[before.index("--rollouts") + 1] == after[after.index("--rollouts") + 1]
+    assert before[before.index("--draft") + 1] == str(run.checkpoint(0))
+
+
+def test_held_out_prompts_come_from_every_source_that_keeps_some(tmp_path: Path) -> None:
+    settings = load_settings(DEMO)
+    run = create_run(tmp_path, "run", settings)
+    for source in settings.sources:
+        path = run.held_out(source.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_prompts(path, [Prompt(f"id-{source.name}", source.name, "[]", None, [1, 2])])
+    lines = list(held_out_lines(run, settings))
+    assert len(lines) == len(settings.sources)
+    assert '"input_ids": [1, 2]' in lines[0]
+
+
+def test_a_run_without_held_out_prompts_is_refused(tmp_path: Path) -> None:
+    settings = load_settings(DEMO)
+    sources = [source.model_copy(update={"held_out": 0}) for source in settings.sources]
+    with pytest.raises(UserError, match="no held-out prompts; set held_out"):
+        list(held_out_lines(Run(tmp_path), settings.model_copy(update={"sources": sources})))
+
+
+def test_a_mistake_that_dflash_names_is_passed_on_as_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^/no/such\.json: no such configuration file$"):
+        run_dflash(tmp_path / "log", "train", "--config", "/no/such.json")
+
+
+def test_an_end_that_is_no_users_mistake_names_the_log(tmp_path: Path) -> None:
+    with pytest.raises(ChildProcessError, match=r"status 2: .*; see .*log"):
+        run_dflash(tmp_path / "log", "train", "--no-such-option")
