@@ -243,9 +243,7 @@ def _total(accounts: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {**total, "rejected": dict(rejected)}
 
 
-def _warnings(
-    accounts: Iterable[dict[str, Any]], settings: Settings, tokenizer: PreTrainedTokenizerBase
-) -> list[str]:
+def _warnings(accounts: Iterable[dict[str, Any]], settings: Settings, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     warnings = [
         f"source {account['source']}: {account['kept']} prompts, its quota is {account['quota']}"
         for account in accounts

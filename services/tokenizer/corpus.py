@@ -47,12 +47,15 @@ def build_corpus(
     """Publish a dataset folder, with corpus.json in it, and return that; a folder that is there is left as it is.
 
     Raises:
-        UserError: there is no such file, or no line of it gives a sample.
+        UserError: there is no such file, no line of it gives a sample, or `output` is something else.
     """
     if not conversations.is_file():
         raise UserError(f"conversations {conversations}: there is no such file")
+    record = output / "corpus.json"
+    if output.exists() and not record.is_file():
+        raise UserError(f"{output} is there, but is no corpus made here (it has no {record.name}); name another folder")
     publish_folder(output, lambda folder: _fill(folder, conversations, tokenizer, max_length))
-    return read_json(output / "corpus.json")
+    return read_json(record)
 
 
 def _fill(folder: Path, conversations: Path, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> None:

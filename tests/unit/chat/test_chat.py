@@ -29,9 +29,9 @@ THINKING_TEMPLATE = """
 
 {% endif %}{% endif %}"""
 
-USER = {"role": "user", "content": "1+1?"}
-REPLY = {"role": "assistant", "content": "2."}
-TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}
+USER: chat.Message = {"role": "user", "content": "1+1?"}
+REPLY: chat.Message = {"role": "assistant", "content": "2."}
+TOOL: chat.Tool = {"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}
 
 
 @pytest.fixture

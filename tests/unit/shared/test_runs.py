@@ -153,9 +153,7 @@ def test_how_a_run_trains_may_change(tmp_path: Path, make_settings: MakeSettings
 
 
 @pytest.mark.parametrize("name", ["", "Upper", "../up", "-dash", "a" * 65, "a b"])
-def test_a_name_that_is_no_plain_folder_name_is_refused(
-    tmp_path: Path, make_settings: MakeSettings, name: str
-) -> None:
+def test_a_name_that_is_no_plain_folder_name_is_refused(tmp_path: Path, make_settings: MakeSettings, name: str) -> None:
     with pytest.raises(UserError, match="run name"):
         create_run(tmp_path, name, make_settings())
     assert list(tmp_path.iterdir()) == []

@@ -31,8 +31,7 @@ def make_generated(tmp_path: Path, target_path: Path, make_settings: Callable[..
         publish_json(run.prepared, {"tokenizer": tokenizer_fingerprint(target_path)})
         for chunk in plan_chunks(run, settings):
             completions = [
-                completion(f"p{number}", **answers[number])
-                for number in range(chunk.first, chunk.first + chunk.count)
+                completion(f"p{number}", **answers[number]) for number in range(chunk.first, chunk.first + chunk.count)
             ]
             publish(run.completions(chunk.chunk), lambda path, rows=completions: write_completions(path, rows))  # type: ignore[misc]
         return run, settings

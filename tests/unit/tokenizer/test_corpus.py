@@ -63,6 +63,14 @@ def test_a_corpus_that_is_there_is_left_as_it_is(
     assert build_corpus(conversations, tokenizer, tmp_path / "corpus") == counts
 
 
+def test_a_folder_that_is_something_else_is_left_alone(
+    conversations: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="is no corpus made here"):
+        build_corpus(conversations, tokenizer, tmp_path)
+    assert list(tmp_path.iterdir()) == [conversations]
+
+
 def test_a_file_without_a_sample_is_told_and_leaves_nothing(
     conversations: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:

@@ -279,6 +279,14 @@ def test_shards_of_different_types_are_named(make_assembled: Generated, tmp_path
         merge_run(run, settings)
 
 
+def test_a_folder_in_the_place_of_the_dataset_is_left_alone(make_assembled: Generated) -> None:
+    run, settings = make_assembled({})
+    run.dataset.mkdir()
+    with pytest.raises(UserError, match="no merge made it"):
+        merge_run(run, settings)
+    assert list(run.dataset.iterdir()) == []
+
+
 def test_too_little_disk_is_told_before_anything_is_written(
     make_assembled: Generated, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
