@@ -171,7 +171,8 @@ def sample_from_conversation(
     A reply is supervised from the first token after the generation prompt through its end-of-turn token; the
     newline that templates put after that is never generated, so it is not. This holds only for a reply that the
     whole conversation shows as the model would have generated it: the rendering up to it, and the rendering
-    through it, must both be beginnings of the whole, in token ids. Any other reply stays context, and is counted.
+    through it, must both be beginnings of the whole, in token ids. Any other reply stays context, and is counted:
+    one whose thinking the history drops, or whose leading white space is one token with the header's newline.
 
     Raises:
         RenderingError: the template refuses the conversation.

@@ -91,17 +91,16 @@ class Candidate:
     tools_as_text: bool = field(compare=False)
 
 
-def prepare_run(run: Run, settings: Settings) -> dict[str, Any]:
+def prepare_run(run: Run, settings: Settings, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """Publish prompts, held-out prompts and accounts of every source, then prepare.json, and return its content.
 
     A source that is published already is left as it is.
 
     Raises:
-        UserError: a file cannot be read, a source gives no prompt at all, or the target has no usable template.
+        UserError: a file cannot be read, or a source gives no prompt at all.
     """
     if run.prepared.is_file():
         return read_json(run.prepared)
-    tokenizer = chat.load_tokenizer(settings.target.path)
     renderer = Renderer(tokenizer, settings.render.thinking, chat.takes_tools(tokenizer))
     taken: set[str] = set()
     for source in settings.sources:
@@ -244,9 +243,7 @@ def _total(accounts: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {**total, "rejected": dict(rejected)}
 
 
-def _warnings(
-    accounts: Iterable[dict[str, Any]], settings: Settings, tokenizer: PreTrainedTokenizerBase
-) -> list[str]:
+def _warnings(accounts: Iterable[dict[str, Any]], settings: Settings, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     warnings = [
         f"source {account['source']}: {account['kept']} prompts, its quota is {account['quota']}"
         for account in accounts

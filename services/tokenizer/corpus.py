@@ -41,17 +41,21 @@ class CorpusCounts:
     skipped_turns: int = 0
 
 
-def build_corpus(conversations: Path, target: Path, output: Path, max_length: int | None = None) -> dict[str, Any]:
+def build_corpus(
+    conversations: Path, tokenizer: PreTrainedTokenizerBase, output: Path, max_length: int | None = None
+) -> dict[str, Any]:
     """Publish a dataset folder, with corpus.json in it, and return that; a folder that is there is left as it is.
 
     Raises:
-        UserError: there is no such file, the target has no tokenizer or template, or no line gives a sample.
+        UserError: there is no such file, no line of it gives a sample, or `output` is something else.
     """
     if not conversations.is_file():
         raise UserError(f"conversations {conversations}: there is no such file")
-    tokenizer = chat.load_tokenizer(target)
+    record = output / "corpus.json"
+    if output.exists() and not record.is_file():
+        raise UserError(f"{output} is there, but is no corpus made here (it has no {record.name}); name another folder")
     publish_folder(output, lambda folder: _fill(folder, conversations, tokenizer, max_length))
-    return read_json(output / "corpus.json")
+    return read_json(record)
 
 
 def _fill(folder: Path, conversations: Path, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> None:
@@ -120,7 +124,7 @@ def main(
 ) -> None:
     """Make a dataset of input_ids, loss_mask and seq_len from conversations."""
     try:
-        counts = build_corpus(conversations, target, output, max_length)
+        counts = build_corpus(conversations, chat.load_tokenizer(target), output, max_length)
     except UserError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None

@@ -78,9 +78,7 @@ def open_dataset(path: Path) -> DatasetFolder:
     except OSError as error:
         raise UserError(f"corpus {path}: {error.strerror}: state.json; give a folder of save_to_disk") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"corpus {path}: state.json does not list its files; save it anew with save_to_disk"
-        ) from error
+        raise UserError(f"corpus {path}: state.json does not list its files; save it anew with save_to_disk") from error
     if not shards:
         raise UserError(f"corpus {path}: state.json lists no file; set merge.base to null to merge with nothing")
     schemas = [_schema(shard) for shard in shards]

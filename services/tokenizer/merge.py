@@ -72,6 +72,8 @@ def merge_run(run: Run, settings: Settings) -> dict[str, Any]:
     """
     if run.merged.is_file():
         return read_json(run.merged)
+    if run.dataset.exists():
+        raise UserError(f"{run.dataset} is there, but no merge made it (it has no {run.merged.name}); move it away")
     chunks = _assembled(run)
     folder = open_dataset(settings.merge.base) if settings.merge.base else None
     if folder:
@@ -79,9 +81,7 @@ def merge_run(run: Run, settings: Settings) -> dict[str, Any]:
     schema = folder.schema if folder else SAMPLE_SCHEMA
     new = {content for chunk in chunks for batch in _new_batches(run, chunk, schema) for content in contents(batch)}
     if not new:
-        raise UserError(
-            f"run {run.name} has not one sample to merge; `dflash-stack status` tells what became of them"
-        )
+        raise UserError(f"run {run.name} has not one sample to merge; `dflash-stack status` tells what became of them")
     base = _read_base(folder, new) if folder else None
     _check_disk(run, chunks, base, schema)
     publish_folder(run.dataset, lambda temporary: _fill(temporary, run, settings, chunks, base, schema))

@@ -82,9 +82,7 @@ def contents(batch: pa.RecordBatch) -> Iterator[bytes]:
     id_bytes, mask_bytes = (_bytes(column.flatten()) for column in (ids, mask))
     begin = 0
     for end in ends:
-        yield hashlib.blake2b(
-            id_bytes[begin:end].tobytes() + mask_bytes[begin:end].tobytes(), digest_size=16
-        ).digest()
+        yield hashlib.blake2b(id_bytes[begin:end].tobytes() + mask_bytes[begin:end].tobytes(), digest_size=16).digest()
         begin = end
 
 

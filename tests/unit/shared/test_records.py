@@ -1,0 +1,35 @@
+"""Records come back from their files as they were written."""
+
+from pathlib import Path
+
+from services.records import Completion, Prompt, read_completions, read_prompts, write_completions, write_prompts
+
+PROMPTS = [
+    Prompt("a", "questions", '[{"role": "user", "content": "größer 🙂"}]', None, [1, 2, 3]),
+    Prompt("b", "questions", "[]", '[{"type": "function"}]', [2**31 - 1]),
+    Prompt("c", "questions", "[]", None, []),
+]
+
+
+def test_prompts_come_back_as_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.parquet"
+    write_prompts(path, PROMPTS)
+    assert read_prompts(path) == PROMPTS
+    assert read_prompts(path, first=1, count=1) == PROMPTS[1:2]
+    assert read_prompts(path, first=2) == PROMPTS[2:]
+
+
+def test_no_prompts_are_a_file_too(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.parquet"
+    write_prompts(path, [])
+    assert read_prompts(path) == []
+
+
+def test_completions_come_back_as_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "completions.parquet"
+    completions = [
+        Completion("a", "completed", None, "stop", [5, 6], 1, 0.5, "http://127.0.0.1:1"),
+        Completion("b", "failed", "timeout", None, [], 4, 2.0, None),
+    ]
+    write_completions(path, completions)
+    assert read_completions(path) == completions

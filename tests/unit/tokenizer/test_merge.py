@@ -1,0 +1,309 @@
+"""A merge links the existing corpus, adds what is new once, and its numbers are those of the dataset."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pytest
+
+from services.errors import UserError
+from services.ledger import plan_chunks
+from services.runs import Run, read_json
+from services.settings import Settings
+from services.tokenizer import dataset_folder
+from services.tokenizer.assemble import assemble_chunk
+from services.tokenizer.jobs import merge
+from services.tokenizer.merge import merge_run
+
+Generated = Callable[..., tuple[Run, Settings]]
+Answers = list[dict[str, Any]]
+
+WIDE = datasets.Features(
+    {
+        "input_ids": datasets.Sequence(datasets.Value("int64")),
+        "loss_mask": datasets.Sequence(datasets.Value("int64")),
+        "seq_len": datasets.Value("int64"),
+    }
+)
+
+
+def row(input_ids: list[int], supervised: int) -> dict[str, Any]:
+    mask = [0] * (len(input_ids) - supervised) + [1] * supervised
+    return {"input_ids": input_ids, "loss_mask": mask, "seq_len": len(input_ids)}
+
+
+BASE_ROWS = [row([40, 41, 42], 1), row([43, 44], 1), row([1, 2, 1, 7, 8], 2)]
+
+
+def save(path: Path, rows: Answers, features: datasets.Features | None = WIDE, shards: int = 2) -> Path:
+    datasets.Dataset.from_list(rows, features=features).save_to_disk(path, num_shards=shards)
+    return path
+
+
+def content(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """An existing corpus as `datasets` writes it, whose last row the run generates again."""
+    return save(tmp_path / "base", BASE_ROWS)
+
+
+@pytest.fixture
+def make_assembled(make_generated: Generated) -> Generated:
+    def make(*answers: dict[str, Any], base: Path | None = None) -> tuple[Run, Settings]:
+        run, settings = make_generated(*answers, base=base)
+        for chunk in plan_chunks(run, settings):
+            assemble_chunk(run, settings, chunk.chunk)
+        return run, settings
+
+    return make
+
+
+def test_new_samples_follow_the_corpus_in_its_own_types(make_assembled: Generated, base: Path) -> None:
+    run, settings = make_assembled({"output_ids": [7]}, {"output_ids": [9]}, base=base)
+    merge_run(run, settings)
+    merged = datasets.load_from_disk(str(run.dataset))
+    assert merged.features == WIDE
+    assert merged.to_list() == [*BASE_ROWS, row([1, 2, 0, 7], 1), row([1, 2, 1, 9], 1)]
+
+
+def test_the_corpus_is_linked_and_not_written_to(make_assembled: Generated, base: Path) -> None:
+    before = content(base)
+    run, settings = make_assembled({}, base=base)
+    merge_run(run, settings)
+    assert content(base) == before
+    for shard in ("00000", "00001"):
+        assert (run.dataset / f"data-{shard}.arrow").samefile(base / f"data-{shard}-of-00002.arrow")
+    assert read_json(run.merged)["base"]["how"] == "linked"
+
+
+def test_where_no_link_can_be_made_the_corpus_is_copied(
+    make_assembled: Generated, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.link
+
+    def refuse_shards(source: Path, target: Path) -> None:
+        if source.parent == base:
+            raise OSError(18, "Invalid cross-device link")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", refuse_shards)
+    run, settings = make_assembled({"output_ids": [7]}, base=base)
+    merge_run(run, settings)
+    assert read_json(run.merged)["base"]["how"] == "copied"
+    assert datasets.load_from_disk(str(run.dataset)).to_list() == [*BASE_ROWS, row([1, 2, 0, 7], 1)]
+
+
+def test_what_is_there_already_is_dropped_and_counted(make_assembled: Generated, base: Path) -> None:
+    run, settings = make_assembled({}, {}, {}, base=base)
+    # Prompt 1 with this answer is a row of the corpus; the last chunk repeats the first.
+    extra = run.root / "extra"
+    shutil.copy(run.samples("questions-00000"), extra)
+    chunks = read_json(run.chunks)["chunks"]
+    run.chunks.write_text(json.dumps({"chunks": [*chunks, {**chunks[0], "chunk": "questions-00001"}]}))
+    shutil.copy(extra, run.samples("questions-00001"))
+    shutil.copy(run.assembled("questions-00000"), run.assembled("questions-00001"))
+
+    account = merge_run(run, settings)
+    assert account["assembled"] == 6
+    assert account["dropped"] == {"in_base": 2, "duplicate": 2}
+    assert account["sources"]["questions"]["samples"] == 2
+    assert len(datasets.load_from_disk(str(run.dataset))) == len(BASE_ROWS) + 2
+
+
+def test_the_account_is_that_of_the_dataset(make_assembled: Generated, base: Path) -> None:
+    run, settings = make_assembled({"output_ids": [7]}, {"output_ids": [9] * 6}, {}, {}, base=base)
+    account = merge_run(run, settings)
+    merged = datasets.load_from_disk(str(run.dataset)).to_list()
+    assert account == read_json(run.merged)
+    assert account["after"] == {
+        "samples": len(merged),
+        "tokens": sum(len(sample["input_ids"]) for sample in merged),
+        "supervised_tokens": sum(sum(sample["loss_mask"]) for sample in merged),
+    }
+    assert account["before"] == {"samples": 3, "tokens": 10, "supervised_tokens": 4}
+    assert account["added"] == {
+        name: account["after"][name] - account["before"][name] for name in ("samples", "tokens", "supervised_tokens")
+    }
+    assert set(account["sources"]) == {"existing", "questions"}
+    assert sum(part["samples_percent"] for part in account["sources"].values()) == pytest.approx(100, abs=0.05)
+    assert account["growth_percent"]["samples"] == pytest.approx(100 * 4 / 3, abs=0.01)
+
+
+def test_without_a_corpus_the_dataset_is_the_new_samples(make_assembled: Generated) -> None:
+    run, settings = make_assembled({"output_ids": [7]}, {"output_ids": [9]})
+    account = merge_run(run, settings)
+    assert datasets.load_from_disk(str(run.dataset)).to_list() == [row([1, 2, 0, 7], 1), row([1, 2, 1, 9], 1)]
+    assert account["base"] is None
+    assert account["before"]["samples"] == 0
+
+
+def test_new_content_has_a_new_fingerprint(make_assembled: Generated, base: Path) -> None:
+    run, settings = make_assembled({"output_ids": [7]}, base=base)
+    first = merge_run(run, settings)["fingerprint"]
+    assert first != read_json(base / "state.json")["_fingerprint"]
+    assert read_json(run.dataset / "state.json")["_fingerprint"] == first
+    shutil.rmtree(run.dataset)
+    assert merge_run(run, settings)["fingerprint"] == first
+
+
+def test_shards_are_of_bounded_size(tmp_path: Path) -> None:
+    schema = pa.schema([("n", pa.int64())])
+    tables = (pa.table({"n": [number] * 10}) for number in range(5))
+    names = dataset_folder.write_shards(tmp_path, schema, tables, first=3, shard_bytes=160)
+    assert names == ["data-00003.arrow", "data-00004.arrow", "data-00005.arrow"]
+    dataset_folder.write_state(tmp_path, names, "0" * 16)
+    loaded = datasets.load_from_disk(str(tmp_path))
+    assert loaded["n"][:] == [number for number in range(5) for _ in range(10)]
+
+
+def test_a_merge_waits_for_every_chunk(make_assembled: Generated) -> None:
+    run, settings = make_assembled({}, {}, {}, {})
+    run.assembled("questions-00001").unlink()
+    with pytest.raises(UserError, match=r"1 of 2 chunks are not assembled \(questions-00001 is the first\)"):
+        merge_run(run, settings)
+    run.chunks.unlink()
+    with pytest.raises(UserError, match="has no chunks"):
+        merge_run(run, settings)
+
+
+def test_a_run_without_one_sample_is_refused(make_assembled: Generated, base: Path) -> None:
+    run, settings = make_assembled({"output_ids": []}, base=base)
+    with pytest.raises(UserError, match="not one sample"):
+        merge_run(run, settings)
+    assert not run.dataset.exists()
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([{"input_ids": [1], "labels": [1], "seq_len": 1}], "no column loss_mask, unknown column labels"),
+        ([{"input_ids": ["a"], "loss_mask": [1], "seq_len": 1}], "input_ids is list<item: string>"),
+        ([{"input_ids": [1], "loss_mask": [1], "seq_len": 1, "extra": 1}], "unknown column extra"),
+    ],
+)
+def test_a_corpus_of_other_columns_is_told_what_differs(
+    make_assembled: Generated, tmp_path: Path, rows: Answers, told: str
+) -> None:
+    run, settings = make_assembled({}, base=save(tmp_path / "base", rows, features=None, shards=1))
+    with pytest.raises(UserError, match="expected input_ids: list<item: int32>") as caught:
+        merge_run(run, settings)
+    assert told in str(caught.value)
+    assert not run.dataset.exists()
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (row([1, 2], 0), "no token is supervised"),
+        ({**row([1, 2], 1), "seq_len": 3}, "lengths disagree: 2 input_ids, 2 of loss_mask, seq_len 3"),
+        ({**row([1, 2], 1), "loss_mask": [1]}, "lengths disagree"),
+        ({**row([1, 2], 1), "loss_mask": [0, 2]}, "the value 2, which is neither 0 nor 1"),
+        ({**row([1, 2], 1), "input_ids": None}, "a column is null"),
+        (row([], 0), "no token is supervised"),
+    ],
+)
+def test_a_row_of_the_corpus_that_is_no_sample_is_named(
+    make_assembled: Generated, tmp_path: Path, fault: dict[str, Any], told: str
+) -> None:
+    rows = [*BASE_ROWS, fault, row([5], 1)]
+    run, settings = make_assembled({}, base=save(tmp_path / "base", rows, shards=1))
+    with pytest.raises(UserError, match=r"data-00000-of-00001\.arrow row 3: ") as caught:
+        merge_run(run, settings)
+    assert told in str(caught.value)
+    assert not run.dataset.exists()
+
+
+def test_a_cast_that_would_lose_something_is_refused(make_assembled: Generated, tmp_path: Path) -> None:
+    narrow = WIDE.copy()
+    narrow["input_ids"] = datasets.Sequence(datasets.Value("int16"))
+    run, settings = make_assembled({"output_ids": [40_000]}, base=save(tmp_path / "base", BASE_ROWS, narrow))
+    with pytest.raises(UserError, match="do not fit the corpus' columns"):
+        merge_run(run, settings)
+
+
+def test_large_lists_and_boolean_masks_are_kept_as_they_are(make_assembled: Generated, tmp_path: Path) -> None:
+    large = datasets.Features(
+        {
+            "input_ids": datasets.LargeList(datasets.Value("int32")),
+            "loss_mask": datasets.LargeList(datasets.Value("bool")),
+            "seq_len": datasets.Value("int32"),
+        }
+    )
+    run, settings = make_assembled({}, {"output_ids": [9]}, base=save(tmp_path / "base", BASE_ROWS, large))
+    account = merge_run(run, settings)
+    merged = datasets.load_from_disk(str(run.dataset))
+    assert merged.features == large
+    assert account["after"]["supervised_tokens"] == sum(sum(sample) for sample in merged["loss_mask"])
+
+
+@pytest.mark.parametrize("cut", [1, 8, 500])
+def test_a_shard_cut_off_is_named(make_assembled: Generated, base: Path, cut: int) -> None:
+    shard = base / "data-00001-of-00002.arrow"
+    shard.write_bytes(shard.read_bytes()[:-cut])
+    run, settings = make_assembled({}, base=base)
+    with pytest.raises(UserError, match=r"data-00001-of-00002\.arrow is cut off"):
+        merge_run(run, settings)
+
+
+def test_a_folder_that_is_no_dataset_is_told_apart(make_assembled: Generated, tmp_path: Path, base: Path) -> None:
+    def refused(path: Path) -> str:
+        run, settings = make_assembled({}, base=path)
+        with pytest.raises(UserError) as caught:
+            merge_run(run, settings)
+        shutil.rmtree(run.root)
+        return str(caught.value)
+
+    assert "give a folder of save_to_disk" in refused(tmp_path / "nowhere")
+    datasets.DatasetDict({"train": datasets.load_from_disk(str(base))}).save_to_disk(tmp_path / "splits")
+    assert "several splits" in refused(tmp_path / "splits")
+    (base / "data-00000-of-00002.arrow").unlink()
+    assert "data-00000-of-00002.arrow cannot be read" in refused(base)
+
+
+def test_shards_of_different_types_are_named(make_assembled: Generated, tmp_path: Path, base: Path) -> None:
+    narrow = WIDE.copy()
+    narrow["input_ids"] = datasets.Sequence(datasets.Value("int32"))
+    other = save(tmp_path / "other", BASE_ROWS, narrow)
+    shutil.copy(other / "data-00001-of-00002.arrow", base)
+    run, settings = make_assembled({}, base=base)
+    with pytest.raises(UserError, match=r"data-00001-of-00002\.arrow has columns .*int32.* save it anew"):
+        merge_run(run, settings)
+
+
+def test_a_folder_in_the_place_of_the_dataset_is_left_alone(make_assembled: Generated) -> None:
+    run, settings = make_assembled({})
+    run.dataset.mkdir()
+    with pytest.raises(UserError, match="no merge made it"):
+        merge_run(run, settings)
+    assert list(run.dataset.iterdir()) == []
+
+
+def test_too_little_disk_is_told_before_anything_is_written(
+    make_assembled: Generated, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, settings = make_assembled({}, base=base)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**6))
+    with pytest.raises(UserError, match=r"the dataset needs 67 MB and 1 MB are free"):
+        merge_run(run, settings)
+    assert not run.dataset.exists()
+
+
+def test_the_job_runs_twice_and_changes_nothing(
+    make_assembled: Generated, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = make_assembled({}, {}, base=base)
+    monkeypatch.setenv("DFLASH_RUNS", str(tmp_path / "runs"))
+    merge("run")
+    before = content(run.dataset)
+    merge("run")
+    assert content(run.dataset) == before
+    assert [path.name for path in run.root.iterdir() if path.name.startswith(".")] == []
