@@ -104,7 +104,7 @@ def sglang_url(target_path: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         server.wait()
 
 
-def _wait_for_health(url: str, server: subprocess.Popen[bytes], log: Path, patience: float = 240) -> None:
+def _wait_for_health(url: str, server: subprocess.Popen[bytes], log: Path, patience: float = 400) -> None:
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline and server.poll() is None:
         try:
