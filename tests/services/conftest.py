@@ -86,13 +86,13 @@ def target_path() -> Path:
 def sglang_url(target_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The real SGLang server on the CPU, serving the target under the name `target`.
 
-    DFLASH_TEST_SGLANG is the command that starts it, to be followed by launch_server's own options.
+    DFLASH_TEST_SGLANG is the command that starts it, which takes the options of images/sglang/cpu/serve.py.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = shlex.split(os.environ.get("DFLASH_TEST_SGLANG", SGLANG_COMMAND))
-    options = ["--model-path", str(target_path), "--served-model-name", "target", "--port", str(port)]
+    options = ["--model", str(target_path), "--served-model-name", "target", "--port", str(port)]
     log = tmp_path_factory.mktemp("sglang") / "server.log"
     with log.open("wb") as output:
         server = subprocess.Popen([*command, *options], stdout=output, stderr=output, start_new_session=True)
@@ -104,7 +104,7 @@ def sglang_url(target_path: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         server.wait()
 
 
-def _wait_for_health(url: str, server: subprocess.Popen[bytes], log: Path, patience: float = 240) -> None:
+def _wait_for_health(url: str, server: subprocess.Popen[bytes], log: Path, patience: float = 400) -> None:
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline and server.poll() is None:
         try:

@@ -89,14 +89,13 @@ class _Handler(BaseHTTPRequestHandler):
             fake.requests.append(body)
             fake.in_flight += 1
             fake.most_in_flight = max(fake.most_in_flight, fake.in_flight)
-        try:
-            self._answer(body["input_ids"], fake.fault(first, asked), body["sampling_params"]["max_new_tokens"])
-        finally:
-            with fake.lock:
-                fake.in_flight -= 1
+        fault = fake.fault(first, asked)
+        time.sleep(5 if fault == "slow" else fake.seconds)
+        with fake.lock:
+            fake.in_flight -= 1
+        self._answer(body["input_ids"], fault, body["sampling_params"]["max_new_tokens"])
 
     def _answer(self, input_ids: list[int], fault: Fault, max_new_tokens: int) -> None:
-        time.sleep(5 if fault == "slow" else self.server.fake.seconds)
         if fault == "drop":
             self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True

@@ -22,7 +22,7 @@ from services.settings import Settings
 from tests.services.fake_sglang import END, FakeSglang, Fault
 
 MakeRun = Callable[..., tuple[Run, Chunk, Settings]]
-QUICK = Pace(patience=1, probe_interval=0.02, first_backoff=0.01, longest_backoff=0.02)
+QUICK = Pace(patience=10, probe_interval=0.02, first_backoff=0.01, longest_backoff=0.02)
 PROMPTS = [[first, first + 1, 10] for first in range(20, 44)]
 
 
@@ -93,12 +93,13 @@ def test_a_slow_answer_is_given_up_and_the_prompt_asked_again(make_run: MakeRun)
         return "slow" if first == 20 and asked == 0 else None
 
     with FakeSglang(fault=slow_at_first) as server:
-        completions = _generate(make_run(PROMPTS[:3], request_timeout=0.3), server)
-    assert [completion.attempts for completion in completions] == [2, 1, 1]
+        completions = _generate(make_run(PROMPTS[:3], request_timeout=1.5), server)
+    assert [completion.status for completion in completions] == ["completed"] * 3
+    assert completions[0].attempts > 1
 
 
 def test_requests_in_flight_stay_within_concurrency_and_go_to_the_least_busy(make_run: MakeRun) -> None:
-    with FakeSglang(seconds=0.02) as quick, FakeSglang(seconds=0.2) as slow:
+    with FakeSglang(seconds=0.02) as quick, FakeSglang(seconds=0.5) as slow:
         _generate(make_run(PROMPTS, concurrency=4), quick, slow)
     assert quick.most_in_flight <= 4
     assert slow.most_in_flight <= 2
@@ -197,7 +198,7 @@ def test_a_prompt_that_is_missing_from_the_prompts_is_noticed(make_run: MakeRun)
 
 def test_a_killed_worker_has_paid_for_nothing_twice(make_run: MakeRun) -> None:
     run, _, _ = made = make_run(PROMPTS, concurrency=2)
-    with FakeSglang(seconds=0.05) as server:
+    with FakeSglang(seconds=0.1) as server:
         environment = {**os.environ, "DFLASH_SERVERS": server.url, "DFLASH_RUNS": str(run.root.parent)}
         job = "from services.producer.jobs import generate; generate('r', 's-0')"
         worker = subprocess.Popen([sys.executable, "-c", job], env=environment, start_new_session=True)

@@ -1,0 +1,75 @@
+"""A chunk answered by the real SGLang server on the CPU."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from services.errors import UserError
+from services.ledger import count_generated
+from services.producer.generate import generate_chunk
+from services.records import Chunk, read_completions
+from services.runs import Run
+from services.settings import Settings
+
+MakeRun = Callable[..., tuple[Run, Chunk, Settings]]
+
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+
+# Questions in the chat format of the demo's target: <|im_start|>user ... <|im_end|> <|im_start|>assistant.
+USER, TURN_END = [1, 4093, 198], [2, 198, 1, 520, 9531, 198]
+END = 2
+QUESTIONS = {
+    "Say hello in one word.": [36218, 33662, 281, 582, 2229, 30],
+    "What is 2 + 2?": [1780, 314, 216, 34, 1232, 216, 34, 47],
+    "Is the sky blue?": [4182, 260, 6376, 4461, 47],
+    "Write a long story about a fox.": [19161, 253, 986, 1977, 563, 253, 16438, 30],
+    "Capital of France?": [39832, 282, 4649, 47],
+}
+PROMPTS = [[*USER, *question, *TURN_END] for question in QUESTIONS.values()]
+MAX_NEW_TOKENS = 40
+
+
+def test_a_chunk_is_answered_end_to_end(sglang_url: str, target_path: Path, make_run: MakeRun) -> None:
+    run, chunk, settings = make_run(PROMPTS, target_path, max_new_tokens=MAX_NEW_TOKENS, temperature=0)
+    asyncio.run(generate_chunk(run, chunk, settings, [sglang_url]))
+
+    completions = read_completions(run.completions("s-0"))
+    counts = count_generated(run)["s"]
+    assert counts.completed == len(PROMPTS)
+    assert counts.output_tokens == sum(len(completion.output_ids) for completion in completions)
+    assert {completion.finish_reason for completion in completions} == {"stop", "length"}
+    for completion in completions:
+        if completion.finish_reason == "stop":
+            assert completion.output_ids.index(END) == len(completion.output_ids) - 1
+        else:
+            assert len(completion.output_ids) == MAX_NEW_TOKENS
+            assert END not in completion.output_ids
+
+
+def test_the_server_itself_includes_the_end_token(sglang_url: str) -> None:
+    request = {"input_ids": PROMPTS[0], "sampling_params": {"max_new_tokens": MAX_NEW_TOKENS, "temperature": 0}}
+    answer = httpx.post(f"{sglang_url}/generate", json=request, timeout=300).json()
+    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": END}
+    assert answer["meta_info"]["prompt_tokens"] == len(PROMPTS[0])
+    assert answer["output_ids"][-1] == END
+
+
+def test_what_the_server_refuses_is_a_failure_with_its_words(
+    sglang_url: str, target_path: Path, make_run: MakeRun
+) -> None:
+    run, chunk, settings = make_run([[1] * 9000], target_path, max_new_tokens=8, temperature=0)
+    asyncio.run(generate_chunk(run, chunk, settings, [sglang_url]))
+    (completion,) = read_completions(run.completions("s-0"))
+    assert (completion.status, completion.reason, completion.attempts) == ("failed", "http 400", 1)
+    assert "9000 tokens" in str(completion.detail)
+
+
+def test_a_server_of_another_model_is_refused(sglang_url: str, target_path: Path, make_run: MakeRun) -> None:
+    run, chunk, settings = make_run(PROMPTS, target_path)
+    other = settings.model_copy(update={"target": settings.target.model_copy(update={"served_name": "other"})})
+    with pytest.raises(UserError, match="serves target, not other"):
+        asyncio.run(generate_chunk(run, chunk, other, [sglang_url]))
+    assert not run.completions("s-0").exists()
