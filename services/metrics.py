@@ -61,9 +61,7 @@ def serve_metrics(addresses: Addresses, port: int, host: str = "0.0.0.0") -> Non
 
 
 def _run_metrics(runs: Path) -> Iterable[Metric]:
-    unreadable = GaugeMetricFamily(
-        "dflash_run_unreadable", "Whether a run's files cannot be counted.", labels=["run"]
-    )
+    unreadable = GaugeMetricFamily("dflash_run_unreadable", "Whether a run's files cannot be counted.", labels=["run"])
     families = _Families()
     for record in sorted(runs.glob("*/run.json")):
         run = Run(record.parent)

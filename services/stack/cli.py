@@ -33,9 +33,7 @@ app = typer.Typer(
 )
 console = Console(highlight=False)
 
-RunName = Annotated[
-    str, typer.Argument(metavar="RUN", help="name of the run, a folder under $DFLASH_RUNS (var/runs)")
-]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="name of the run, a folder under $DFLASH_RUNS (var/runs)")]
 ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", "-c", envvar="DFLASH_CONFIG", help="YAML file; without it, the run's own copy is used"),
@@ -128,9 +126,7 @@ def report(
 @app.command()
 def demo(
     folder: Annotated[Path, typer.Option(help="where data, runs, logs and the report go")] = Path("var/demo"),
-    config: Annotated[Path, typer.Option("--config", "-c", help="the demo's configuration")] = Path(
-        "config/demo.yaml"
-    ),
+    config: Annotated[Path, typer.Option("--config", "-c", help="the demo's configuration")] = Path("config/demo.yaml"),
     port: Annotated[int, typer.Option(help="port of the SGLang server")] = 30000,
 ) -> None:
     """Run the main job from end to end on this machine's CPU, with a small real model; see `make demo`."""
@@ -165,7 +161,7 @@ def healthcheck(queues: Queues) -> None:
 
 
 @app.command()
-def metrics(port: Annotated[int, typer.Option(help="port to serve /metrics on")] = 9400) -> None:
+def metrics(port: Annotated[int, typer.Option(help="port to serve /metrics on")] = 9460) -> None:
     """Serve the metrics of all runs and queues for Prometheus."""
     from services.metrics import serve_metrics
 

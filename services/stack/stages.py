@@ -18,7 +18,6 @@ Evaluated = Literal["before", "after"]
 EVALUATED: tuple[Evaluated, ...] = ("before", "after")
 
 PREPARE_TIMEOUT = 12 * 3600
-ASSEMBLE_TIMEOUT = 3600
 MERGE_TIMEOUT = 6 * 3600
 EXPORT_TIMEOUT = 3600
 RATE_WINDOW_SECONDS = 20.0
@@ -57,7 +56,9 @@ def submit(run: Run, settings: Settings, operator: Operator, wait: bool = True) 
             timeout = settings.generate.job_timeout
             enqueue("generate", operator.connection, "generate", run.name, chunk, job_timeout=timeout)
         elif not run.assembled(chunk).is_file():
-            enqueue("assemble", operator.connection, "assemble", run.name, chunk, job_timeout=ASSEMBLE_TIMEOUT)
+            enqueue(
+                "assemble", operator.connection, "assemble", run.name, chunk, job_timeout=settings.assemble.job_timeout
+            )
     if not wait:
         return
     wait_for(

@@ -103,9 +103,7 @@ def _display(what: str, console: Console) -> Iterator[Callable[[Standing], None]
     )
     with Progress(*columns, console=console) as progress:
         task: TaskID = progress.add_task(what, total=None, note="")
-        yield lambda standing: progress.update(
-            task, completed=standing.done, total=standing.total, note=standing.note
-        )
+        yield lambda standing: progress.update(task, completed=standing.done, total=standing.total, note=standing.note)
 
 
 def _lines(what: str, console: Console) -> Callable[[Standing], None]:

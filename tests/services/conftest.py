@@ -77,12 +77,6 @@ def make_run(tmp_path: Path) -> MakeRun:
 
 
 @pytest.fixture(scope="session")
-def target_path() -> Path:
-    """The target model's folder: DFLASH_TEST_TARGET, or the demo's."""
-    return Path(os.environ.get("DFLASH_TEST_TARGET", "var/models/SmolLM2-135M-Instruct")).resolve()
-
-
-@pytest.fixture(scope="session")
 def sglang_url(target_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The real SGLang server on the CPU, serving the target under the name `target`.
 

@@ -10,9 +10,7 @@ from services.settings import GenerateSettings
 END = 2
 
 
-def _judge(
-    output_ids: list[int], finish_reason: dict[str, Any], **settings: Any
-) -> tuple[str, str | None, list[int]]:
+def _judge(output_ids: list[int], finish_reason: dict[str, Any], **settings: Any) -> tuple[str, str | None, list[int]]:
     outcome = judge(Answer(output_ids, finish_reason, "s"), GenerateSettings(max_new_tokens=16, **settings))
     return outcome.status, outcome.reason, outcome.output_ids
 

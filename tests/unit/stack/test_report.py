@@ -47,7 +47,8 @@ def run(tmp_path: Path) -> Run:
         "mtbench-00001": (1, 0, 12, 5),
     }.items():
         content = {"chunk": chunk, "source": "mtbench", "completions": completed + rejected, "completed": completed}
-        content |= {"rejected": rejected, "samples": 1, "dropped": {}, "tokens": tokens, "supervised_tokens": supervised}
+        content |= {"rejected": rejected, "samples": 1, "dropped": {}}
+        content |= {"tokens": tokens, "supervised_tokens": supervised}
         publish_json(run.assembled(chunk), content)
     parts = {"existing": (1, 20, 9), "mtbench": (2, 22, 9)}
     shares = {"samples_percent": 50.0, "tokens_percent": 50.0}
