@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,15 +91,11 @@ def make(name: str, root: Path = ROOT) -> float:
 def make_all(names: Sequence[str], root: Path = ROOT) -> None:
     """Makes the named environments, two at a time, telling each as it is done. Raises CannotMakeError."""
     _check_machine(names, root)
-    ordered = sorted(names, key=list(KNOWN).index)
-
-    def tell(name: str) -> None:
-        seconds = make(name, root)
-        print(f"environment {name}: " + (f"made in {seconds:.0f} s" if seconds else "ready"), flush=True)
-
     with ThreadPoolExecutor(max_workers=2) as pool:
-        for done in [pool.submit(tell, name) for name in ordered]:
-            done.result()
+        making = {pool.submit(make, name, root): name for name in sorted(names, key=list(KNOWN).index)}
+        for done in as_completed(making):
+            seconds = done.result()
+            print(f"environment {making[done]}: " + (f"made in {seconds:.0f} s" if seconds else "ready"), flush=True)
 
 
 def _digest(lock: Path) -> str:
