@@ -82,8 +82,7 @@ def make(name: str, root: Path = ROOT) -> float:
         # The lock is whole and already resolved: --no-deps keeps pip from looking further.
         install = ["-m", "pip", "install", "--no-deps", "--require-hashes", "--no-compile", "-r", str(lock)]
         _run([str(python), *install], name, log)
-        if environment.project:
-            (_site_packages(folder) / "dflash_stack.pth").write_text(f"{root}\n")
+        (_site_packages(folder) / "dflash_stack.pth").write_text(_path_file(root if environment.project else None))
         (folder / MARKER).write_text(_digest(lock))
         return time.monotonic() - began
 
@@ -100,6 +99,12 @@ def make_all(names: Sequence[str], root: Path = ROOT) -> None:
 
 def _digest(lock: Path) -> str:
     return hashlib.sha256(lock.read_bytes()).hexdigest()
+
+
+def _path_file(project: Path | None) -> str:
+    # pip compiles nothing (--no-compile): a fraction is ever imported, and is kept compiled from then on.
+    keep_bytecode = "import sys; sys.dont_write_bytecode = False\n"
+    return keep_bytecode + (f"{project}\n" if project else "")
 
 
 def _site_packages(folder: Path) -> Path:
@@ -130,8 +135,10 @@ def _check_machine(names: Sequence[str], root: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Make the local environments under .envs.")
-    parser.add_argument("names", nargs="*", choices=[*KNOWN, []], metavar="NAME", help=", ".join(KNOWN))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(KNOWN))
     names = parser.parse_args().names or list(KNOWN)
+    if unknown := sorted(set(names) - set(KNOWN)):
+        parser.error(f"there is no environment {unknown[0]}; there are {', '.join(KNOWN)}")
     try:
         make_all(names)
     except CannotMakeError as error:
