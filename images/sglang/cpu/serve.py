@@ -35,7 +35,7 @@ OPTIONS = [
     # An idle scheduler would take most of a core.
     "--sleep-on-idle",
     # Otherwise the cache of keys and values takes most of the memory.
-    "--max-total-tokens=32768",
+    "--max-total-tokens=16384",
     "--max-running-requests=32",
 ]
 
@@ -49,8 +49,8 @@ def fault(model: Path, host: str, port: int) -> str | None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError as error:
-            return f"cannot listen on {host}:{port} ({error.strerror}): stop what listens there or give another --port"
+        except (OSError, OverflowError) as error:
+            return f"cannot listen on {host}:{port} ({error}): stop what listens there or give another --port"
     return None
 
 
