@@ -2,13 +2,14 @@
 
     python images/lock.py [--upgrade] [NAME ...]        NAME: trainer, trainer/cu128, stack, tests
 
-Needs `uv` beside the running interpreter (it is in the tools' environment). A lock is resolved from
+Needs `uv`, which is in the tools' environment (python3 services/environments.py tests). A lock is resolved from
 `requirements.in` and `<variant>.in`; `<variant>-excludes.txt` and `<variant>-overrides.txt`, where they exist,
 take away or replace what a package asks for. Without --upgrade, pins already in a lock are kept where they fit.
 No lock holds an index address: where a build is not on the default index (torch's CPU build), pip has to be
 told by its own settings, at locking and at installing alike (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL).
 """
 
+# ruff: noqa: T201  (a command: what it prints is for the one who called it)
 from __future__ import annotations
 
 import argparse
@@ -21,6 +22,7 @@ from typing import NamedTuple
 
 IMAGES = Path(__file__).resolve().parent
 ROOT = IMAGES.parent
+UV = ROOT / ".envs/tests/bin/uv"
 # Debian 12's glibc: sglang's wheels ask for 2.34 at least.
 PLATFORM = ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_36"]
 
@@ -53,7 +55,7 @@ def locks() -> list[Lock]:
 def renew(lock: Lock, upgrade: bool) -> int:
     """Resolves one lock; returns uv's exit code, its own words go to stderr."""
     command = [
-        str(Path(sys.executable).with_name("uv")), "pip", "compile", "--quiet", "--no-header", "--no-annotate",
+        str(UV), "pip", "compile", "--quiet", "--no-header", "--no-annotate",
         "--generate-hashes", "--only-binary=:all:", *PLATFORM, *lock.options, *(["--upgrade"] if upgrade else []),
         "--output-file", str(lock.path), *map(str, lock.inputs),
     ]  # fmt: skip
@@ -70,6 +72,9 @@ def main() -> int:
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions the inputs allow")
     arguments = parser.parse_args()
     known = locks()
+    if not UV.exists():
+        print(f"lock: {UV} is not there: python3 services/environments.py tests")
+        return 1
     chosen = [x for x in known if not arguments.names or {x.name, x.name.split("/")[0]} & set(arguments.names)]
     if not chosen:
         print(f"lock: no lock is named {' '.join(arguments.names)}; there are {', '.join(x.name for x in known)}")

@@ -122,8 +122,8 @@ def _run(command: list[str], name: str, log: Path) -> None:
 
 def _check_machine(names: Sequence[str], root: Path) -> None:
     if sys.version_info[:2] != PYTHON:
-        have = f"{sys.version_info[0]}.{sys.version_info[1]}"
-        raise CannotMakeError(f"the locks are for Python {PYTHON[0]}.{PYTHON[1]}, this is {have}: call python3.11")
+        have, need = (f"{major}.{minor}" for major, minor in (sys.version_info[:2], PYTHON))
+        raise CannotMakeError(f"the locks are for Python {need} and this is {have}: call python{need}")
     missing = [n for n in names if not is_whole(root / ".envs" / n, root / KNOWN[n].lock)]
     needed = sum(KNOWN[name].megabytes for name in missing) / 1000
     free = shutil.disk_usage(root).free / 1e9

@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 HERE = Path(__file__).resolve().parent
 
@@ -54,7 +55,7 @@ def fault(model: Path, host: str, port: int) -> str | None:
     return None
 
 
-def main() -> int:
+def main() -> NoReturn:
     parser = argparse.ArgumentParser(description="Serve a model with SGLang on the CPU.", allow_abbrev=False)
     parser.add_argument("--model", type=Path, required=True, help="folder of the model")
     parser.add_argument("--served-model-name", help="name under /v1/models; the folder's by default")
@@ -62,8 +63,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=30000)
     known, further = parser.parse_known_args()
     if message := fault(known.model, known.host, known.port):
-        sys.stderr.write(f"serve: {message}\n")
-        return 1
+        sys.exit(f"serve: {message}")
     command = [
         sys.executable,
         "-m",
@@ -79,4 +79,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -7,7 +7,7 @@ from typing import NoReturn
 def absent_kernels(module: str) -> Callable[[str], Callable[..., NoReturn]]:
     """A module's `__getattr__`: any public name is a function that raises NotImplementedError."""
 
-    def __getattr__(name: str) -> Callable[..., NoReturn]:
+    def attribute(name: str) -> Callable[..., NoReturn]:
         if name.startswith("__"):
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
@@ -16,4 +16,4 @@ def absent_kernels(module: str) -> Callable[[str], Callable[..., NoReturn]]:
 
         return kernel
 
-    return __getattr__
+    return attribute
