@@ -46,8 +46,8 @@ def test_port_in_use_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_torchvision_imports_and_torch_is_not_loaded_before_it() -> None:
-    program = "import sys; before = 'torch' in sys.modules; import torchvision; print(before, torchvision.__version__)"
-    assert in_server_environment(program) == "False 0.28.0"
+    program = "import sys; before = 'torch' in sys.modules; import torchvision; print(before, 'torch' in sys.modules)"
+    assert in_server_environment(program) == "False True"
 
 
 @pytest.mark.slow

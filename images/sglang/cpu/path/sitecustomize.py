@@ -23,10 +23,8 @@ class _BeforeTorchvision(MetaPathFinder):
 def _declare_operators() -> None:
     import torch
 
-    library = torch.library.Library("torchvision", "DEF")
-    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    torch.torchvision_operators = library  # type: ignore[attr-defined]  # they are gone when the library is
+    for name in ("nms", "qnms"):
+        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 sys.meta_path.insert(0, _BeforeTorchvision())
