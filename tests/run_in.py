@@ -1,0 +1,26 @@
+"""Runs pytest inside an image's own environment.
+
+    .envs/<image>/bin/python tests/run_in.py [pytest's arguments]
+
+The tools come last on the path: whatever else a test imports has to be in that image's lock.
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main() -> int:
+    tools = ROOT / ".envs/tests/lib/python3.11/site-packages"
+    if not tools.is_dir():
+        sys.stderr.write("run_in: the tools are not there: python3 services/environments.py tests\n")
+        return 1
+    sys.path.append(str(tools))
+    import pytest
+
+    return int(pytest.main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
