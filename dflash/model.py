@@ -88,7 +88,8 @@ class Attention(nn.Module):
         return out
 
     def _split_heads(self, rows: Tensor) -> Tensor:
-        return rows.view(*rows.shape[:-1], -1, self.head_dim).transpose(1, 2)
+        batch, length, width = rows.shape
+        return rows.view(batch, length, width // self.head_dim, self.head_dim).transpose(1, 2)
 
 
 class MLP(nn.Module):

@@ -84,7 +84,7 @@ def wrap_target(model: PreTrainedModel, path: Path) -> Target:
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if not isinstance(embedding, nn.Embedding) or not isinstance(head, nn.Linear):
         raise DflashError(f"{path}: the model has no plain input embedding and output head")
-    if head.bias is not None:
+    if getattr(head, "bias", None) is not None:
         raise DflashError(f"{path}: the output head has a bias, which a drafter cannot share")
     if model.config.get_text_config(decoder=True).tie_word_embeddings and not torch.equal(
         head.weight, embedding.weight
