@@ -36,8 +36,8 @@ def tiny_model(family: str, tied: bool) -> PreTrainedModel:
     }
     torch.manual_seed(7)
     if family == "llama":
-        return LlamaForCausalLM(LlamaConfig(**shape))
-    return Qwen3ForCausalLM(Qwen3Config(**shape))
+        return LlamaForCausalLM(LlamaConfig(**shape))  # type: ignore[no-untyped-call]
+    return Qwen3ForCausalLM(Qwen3Config(**shape))  # type: ignore[no-untyped-call]
 
 
 @pytest.fixture(

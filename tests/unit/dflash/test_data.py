@@ -1,4 +1,4 @@
-"""Samples are read as written, packed within the budget, and bad folders are refused with the row or column named."""
+"""Samples are read as written and packed within the budget; bad folders are refused by row or column."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training and decoding run the same drafter: the same block gives the same rows, and every token is the target's."""
+"""Training and decoding give the same rows for the same block, and every token is the target's."""
 
 from __future__ import annotations
 
@@ -54,11 +54,12 @@ def test_training_forward_equals_cached_inference_forward(target: Target) -> Non
 
 @pytest.mark.parametrize("init", ["random", "target"])
 def test_speculative_tokens_are_the_targets_own(target: Target, init: str) -> None:
-    draft = initialize(DraftConfig(num_layers=2, block_size=5, mask_token_id=96, init=init), target, seed=0)
-    for seed in range(4):
+    config = DraftConfig.model_validate(DRAFT.model_dump() | {"init": init})
+    draft = initialize(config, target, seed=0)
+    for seed in range(2):
         prompt = np.random.default_rng(seed).integers(2, 90, 6).tolist()
-        alone = greedy_decode(target, prompt, 40)
-        together = speculative_decode(target, draft, prompt, 40)
+        alone = greedy_decode(target, prompt, 24)
+        together = speculative_decode(target, draft, prompt, 24)
         assert together.tokens == alone.tokens
         assert len(together.tokens) == 1 + sum(together.acceptance_lengths)
 
@@ -87,7 +88,8 @@ def test_a_target_whose_cache_cannot_forget_is_refused() -> None:
         moe_intermediate_size=16,
         shared_expert_intermediate_size=16,
     )
-    target = wrap_target(Qwen3NextForCausalLM(config), Path("hybrid"))
+    model = Qwen3NextForCausalLM(config)  # type: ignore[no-untyped-call]
+    target = wrap_target(model, Path("hybrid"))
     with pytest.raises(DflashError, match=r"hybrid: cannot be verified in blocks.*LinearAttention"):
         new_cache(target)
 

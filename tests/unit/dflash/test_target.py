@@ -21,12 +21,6 @@ def test_features_are_the_hidden_states_after_the_tapped_layers(target: Target) 
     assert torch.equal(capture(target, ids, taps), torch.cat([expected[i + 1] for i in taps], dim=-1))
 
 
-def test_right_padding_does_not_change_features(target: Target) -> None:
-    ids = torch.randint(2, 90, (1, 9), generator=torch.Generator().manual_seed(2))
-    padded = torch.nn.functional.pad(ids, (0, 5))
-    torch.testing.assert_close(capture(target, padded, (1, 3))[:, :9], capture(target, ids, (1, 3)))
-
-
 def test_layers_after_the_deepest_tap_and_the_head_do_not_run(target: Target) -> None:
     ran = []
     handles = [

@@ -167,7 +167,7 @@ def test_a_sample_learned_by_heart_is_accepted_block_after_block(target_folder: 
         target_folder,
         write_dataset(tmp_path / "data", [row]),
         tmp_path / "run",
-        steps=150,
+        steps=80,
         checkpoint_every=1000,
         gamma=100.0,
         anchors=64,
