@@ -148,7 +148,7 @@ def _check_rows(file: Path, table: pa.Table) -> None:
         unsupervised = np.flatnonzero(sums[ends] == sums[ends - mask_lengths])
         if len(unsupervised):
             raise DflashError(
-                f"{file}: row {start + int(unsupervised[0])} has no supervised token (its loss_mask is all 0), "
+                f"{file}: row {start + int(unsupervised[0])} has no supervised token (loss_mask is all 0), "
                 f"as have {len(unsupervised) - 1} more rows: remove them when the dataset is made"
             )
         start += batch.num_rows

@@ -151,10 +151,11 @@ class _Run:
         result, labels = pack_loss(
             self.model, self.target, pack, self.features.features(rows, samples), config
         )
-        if not math.isfinite(float(result.loss.detach())):
+        loss = float(result.loss.detach())
+        if not math.isfinite(loss):
             raise DflashError(
-                f"step {self.progress.step + 1}: the loss is {float(result.loss.detach())}; the last "
-                f"checkpoint in {config.output} is whole; use a lower learning_rate or dtype float32 in another folder"
+                f"step {self.progress.step + 1}: the loss is {loss}; the last checkpoint "
+                f"in {config.output} is whole; use a lower learning_rate or dtype float32 elsewhere"
             )
         self.optimizer.zero_grad(set_to_none=True)
         result.loss.backward()  # type: ignore[no-untyped-call]

@@ -157,7 +157,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(llama_folder: Path, dataset: Pat
 def test_a_sample_learned_by_heart_is_accepted_block_after_block(target_folder: Path, tmp_path: Path) -> None:
     target = load_target(target_folder, torch.float32)
     prompt = [11, 42, 7, 63]
-    answer = greedy_decode(target, prompt, 40).tokens
+    answer = greedy_decode(target, prompt, 21).tokens
     row = {
         "input_ids": prompt + answer,
         "loss_mask": [0] * len(prompt) + [1] * len(answer),
@@ -167,10 +167,11 @@ def test_a_sample_learned_by_heart_is_accepted_block_after_block(target_folder: 
         target_folder,
         write_dataset(tmp_path / "data", [row]),
         tmp_path / "run",
-        steps=80,
+        steps=100,
         checkpoint_every=1000,
         gamma=100.0,
-        anchors=64,
+        anchors=20,
+        learning_rate=6e-3,
     )
     result = train(config)
     output = speculative_decode(target, load_draft(result.checkpoint / "draft"), prompt, len(answer))
