@@ -1,7 +1,7 @@
 """Choosing where training blocks start.
 
-An anchor is a supervised position whose next position is supervised too, so that every block has a label. A block
-may run past the end of its document; the labels there do not count.
+An anchor is a supervised position whose next position is supervised too, so that every block has a label. A
+block may run past the end of its document; the labels there do not count.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Architecture:
 
 
 def build_target_layer_ids(num_target_layers: int, num_taps: int) -> tuple[int, ...]:
-    """Return the default tapped layers: spread evenly from the second to the third last (as z-lab's dflash does)."""
+    """Return the default taps: spread evenly from the second to the third last layer (z-lab's rule)."""
     if num_taps == 1:
         return (num_target_layers // 2,)
     first, last = 1, num_target_layers - 3
@@ -79,7 +79,7 @@ def tensor_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def to_config_json(architecture: Architecture, dtype: str) -> dict[str, Any]:
-    """Return the drafter's `config.json`: the keys that z-lab's dflash and SGLang read (SpecForge's layout)."""
+    """Return the `config.json` that z-lab's dflash and SGLang read (the layout is SpecForge's)."""
     return {
         "architectures": ["DFlashDraftModel"],
         "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
@@ -114,7 +114,7 @@ def to_config_json(architecture: Architecture, dtype: str) -> dict[str, Any]:
 
 
 def read_architecture(folder: Path) -> Architecture:
-    """Read the `config.json` in `folder`. Raises DflashError for anything but a full-attention DFlash drafter."""
+    """Read `config.json` in `folder`. Raises DflashError for all but full-attention DFlash drafters."""
     path = folder / "config.json"
     config = read_json(path)
     try:

@@ -5,8 +5,8 @@
         optimizer.pt                                  AdamW's state
         state.json                                    step, data cursor, and what the run was made of
 
-No random state is stored: shuffling and anchors are drawn from (seed, epoch, pack), which the cursor names. A folder
-exists under its name only when it is whole.
+No random state is stored: shuffling and anchors are drawn from (seed, epoch, pack), which the cursor names.
+A folder exists under its name only when it is whole.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ def train(
 ) -> None:
     """Train a drafter, or go on from the newest checkpoint in the run's output folder.
 
-    Progress is in OUTPUT/metrics.jsonl, checkpoints in OUTPUT/checkpoints. Ctrl-C or SIGTERM saves a checkpoint and ends
-    with exit code 143; the same command goes on from it.
+    Progress is in OUTPUT/metrics.jsonl, checkpoints in OUTPUT/checkpoints. Ctrl-C or SIGTERM saves a
+    checkpoint and ends with exit code 143; the same command goes on from it.
     """
     settings = load_config(config, TrainingConfig)
     with _bar("training", settings.steps) as bar, stop_requests() as should_stop:
@@ -74,7 +74,7 @@ def evaluate(
     device: Annotated[str, typer.Option(help="A torch device, for example cpu or cuda.")] = "cpu",
     threads: Annotated[int | None, typer.Option(help="CPU threads of torch.")] = None,
 ) -> None:
-    """Measure acceptance length on held-out prompts, by source, and check every token against the target alone."""
+    """Measure acceptance length on held-out prompts and check every token against the target alone."""
     values = {name: value for name, value in locals().items() if value is not None}
     try:
         settings = EvaluationConfig.model_validate(values)
@@ -88,7 +88,8 @@ def evaluate(
     overall, lossless = result["overall"], result["lossless"]
     typer.echo(
         f"acceptance length {overall['acceptance_length'] or 0:.3f} on {overall['prompts']} prompts, "
-        f"{len(lossless['mismatches'])} mismatches with the target alone, {len(lossless['numeric_ties'])} numeric ties: "
+        f"{len(lossless['mismatches'])} mismatches with the target alone, "
+        f"{len(lossless['numeric_ties'])} numeric ties: "
         f"{report}"
     )
 

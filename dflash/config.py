@@ -18,7 +18,7 @@ PUBLISHED_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
 
 
 def default_gamma(block_size: int) -> float:
-    """Return gamma for a block size: the paper's where it has one, else the same ratio to the nearest of its sizes."""
+    """Return gamma for a block size: the paper's, or the same ratio as at the nearest of its sizes."""
     if block_size in PUBLISHED_GAMMA:
         return PUBLISHED_GAMMA[block_size]
     nearest = min(PUBLISHED_GAMMA, key=lambda size: abs(size - block_size))
@@ -44,7 +44,7 @@ class DraftConfig(_Config):
     )
     init: Literal["random", "target"] = Field(
         default="random",
-        description="random: normal weights. target: copies of target layers, and the deepest tap passed through.",
+        description="random: normal weights. target: copies of target layers; the deepest tap alone.",
     )
     init_layer_ids: tuple[int, ...] | None = Field(
         default=None,

@@ -1,4 +1,4 @@
-"""Training samples: a folder written by Hugging Face's `save_to_disk`, memory-mapped, and its packing into steps."""
+"""Training samples from a memory-mapped `save_to_disk` folder, and their packing into steps."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Dataset:
 def open_dataset(path: Path) -> Dataset:
     """Open the folder and check every row.
 
-    Raises DflashError for a missing file or column, a column of another type, rows whose three columns disagree in
-    length, and samples without a supervised token (the first such row is named).
+    Raises DflashError for a missing file or column, a column of another type, rows whose three columns
+    disagree in length, and samples without a supervised token (the first such row is named).
     """
     if not (path / "state.json").is_file():
         raise DflashError(f"{path}: no dataset here (state.json is missing): expected a folder from save_to_disk")
@@ -82,9 +82,10 @@ def check_vocabulary(dataset: Dataset, vocab_size: int) -> None:
     """Raise DflashError when a token id has no row in an embedding of `vocab_size` rows."""
     for chunk in dataset._table["input_ids"].chunks:
         ids = _to_numpy(chunk.flatten())
-        if len(ids) and (ids.max() >= vocab_size or ids.min() < 0):
+        outside = ids[(ids < 0) | (ids >= vocab_size)]
+        if len(outside):
             raise DflashError(
-                f"{dataset.path}: token id {ids.max() if ids.max() >= vocab_size else ids.min()} is outside the "
+                f"{dataset.path}: token id {outside[0]} is outside the "
                 f"target's vocabulary of {vocab_size}: the samples come from another tokenizer"
             )
 
@@ -135,15 +136,15 @@ def _check_rows(file: Path, table: pa.Table) -> None:
         if len(differ):
             i = int(differ[0])
             raise DflashError(
-                f"{file}: row {start + i} has {id_lengths[i]} input_ids and {mask_lengths[i]} loss_mask entries, "
-                f"but seq_len {lengths[i]}"
+                f"{file}: row {start + i} has {id_lengths[i]} input_ids and {mask_lengths[i]} loss_mask "
+                f"entries, but seq_len {lengths[i]}"
             )
         sums = np.concatenate(([0], np.cumsum(_to_numpy(mask.flatten()) != 0)))
         ends = np.cumsum(mask_lengths)
         unsupervised = np.flatnonzero(sums[ends] == sums[ends - mask_lengths])
         if len(unsupervised):
             raise DflashError(
-                f"{file}: row {start + int(unsupervised[0])} has no supervised token (its loss_mask is all zero), "
+                f"{file}: row {start + int(unsupervised[0])} has no supervised token (loss_mask is all 0), "
                 f"as have {len(unsupervised) - 1} more rows: remove them when the dataset is made"
             )
         start += batch.num_rows

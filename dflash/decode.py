@@ -1,7 +1,8 @@
 """Greedy decoding: the target alone, and the target verifying a drafter's blocks.
 
-Speculative decoding is lossless: a guess is kept only where it equals the target's own greedy choice, and the first
-wrong guess is replaced by that choice (the bonus token). Both loops stop after an end token or `max_new_tokens`.
+Speculative decoding is lossless: a guess is kept only where it equals the target's own greedy choice, and
+the first wrong guess is replaced by that choice (the bonus token). Both loops stop after an end token or
+`max_new_tokens`.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class GreedyOutput:
 class SpeculativeOutput:
     """What target and drafter produce together.
 
-    `acceptance_lengths` has one entry for each verification: the tokens kept from it, the bonus counted. The first token
-    comes from the prompt's own pass, so len(tokens) == 1 + sum(acceptance_lengths).
+    `acceptance_lengths` has one entry for each verification: the tokens kept from it, the bonus counted. The
+    first token comes from the prompt's own pass, so len(tokens) == 1 + sum(acceptance_lengths).
     """
 
     tokens: list[int]
@@ -41,7 +42,8 @@ class SpeculativeOutput:
 def new_cache(target: Target) -> DynamicCache:
     """Return an empty cache whose newest entries can be dropped again.
 
-    Raises DflashError for a target with layers that keep no entry per token (linear attention, sliding windows).
+    Raises DflashError for a target with layers that keep no entry per token (linear attention, sliding
+    windows).
     """
     cache = DynamicCache(config=target.text_config)
     others = sorted({type(layer).__name__ for layer in cache.layers if type(layer) is not DynamicLayer})
@@ -118,7 +120,7 @@ class DraftCache:
 
 @torch.no_grad()
 def block_hidden(target: Target, draft: DraftModel, anchor: int, cache: DraftCache) -> Tensor:
-    """Return the drafter's hidden states [block_size, hidden] for the block that starts with token `anchor`."""
+    """Return the drafter's hidden states [block_size, hidden] for the block that `anchor` starts."""
     shape = draft.architecture
     block = _row([anchor] + [shape.mask_token_id] * (shape.block_size - 1), target)
     positions = torch.arange(cache.length, cache.length + shape.block_size, device=block.device)[None]

@@ -42,10 +42,12 @@ def evaluate(
 ) -> dict[str, Any]:
     """Decode every prompt with the drafter, compare it with the target alone, and write the report.
 
-    A killed evaluation goes on where it stopped: finished prompts are in REPORT.journal.jsonl, and the target's own
-    answers in `config.rollouts`. `on_progress` gets {"done", "prompts", "prompt_id", "tokens"} after each prompt.
+    A killed evaluation goes on where it stopped: finished prompts are in REPORT.journal.jsonl, and the
+    target's own answers in `config.rollouts`. `on_progress` gets {"done", "prompts", "prompt_id", "tokens"}
+    after each prompt.
 
-    Raises DflashError for unusable prompts, a drafter that does not fit the target, or rollouts of other settings.
+    Raises DflashError for unusable prompts, a drafter that does not fit the target, or rollouts of other
+    settings.
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -84,7 +86,10 @@ def evaluate(
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """Read JSONL with prompt_id, source and input_ids (more keys are ignored). Raises DflashError naming the line."""
+    """Read JSONL with prompt_id, source and input_ids; more keys are ignored.
+
+    Raises DflashError naming the file and line of what cannot be used.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -110,7 +115,7 @@ def _check_ids(prompts: list[Prompt], vocab_size: int, path: Path) -> None:
     for prompt in prompts:
         if not 0 <= min(prompt.input_ids) <= max(prompt.input_ids) < vocab_size:
             raise DflashError(
-                f"{path}: prompt {prompt.prompt_id} has a token outside the target's vocabulary of {vocab_size}"
+                f"{path}: prompt {prompt.prompt_id} has a token outside the target's {vocab_size} tokens"
             )
 
 

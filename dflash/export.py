@@ -1,7 +1,7 @@
 """Drafter folders: `config.json` and `model.safetensors`, as SGLang and z-lab's dflash load them.
 
-SGLang ignores tensors it does not know and does not miss absent ones, so names and shapes are checked here, on
-writing and on reading.
+SGLang ignores tensors it does not know and does not miss absent ones, so names and shapes are checked here,
+on writing and on reading.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WEIGHTS = "model.safetensors"
 
 
 def write_draft(model: DraftModel, folder: Path, dtype: torch.dtype) -> None:
-    """Write the drafter into `folder`. Raises DflashError when the model's tensors are not exactly the layout's."""
+    """Write the drafter into `folder`. Raises DflashError when its tensors are not exactly the layout's."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in model.state_dict().items()}
     check_tensors({name: tuple(tensor.shape) for name, tensor in tensors.items()}, model.architecture, str(folder))
@@ -38,7 +38,7 @@ def write_draft(model: DraftModel, folder: Path, dtype: torch.dtype) -> None:
 
 
 def load_draft(folder: Path, device: str = "cpu") -> DraftModel:
-    """Load a drafter folder in float32. Raises DflashError for a wrong configuration, tensor name or shape."""
+    """Load a drafter folder in float32. Raises DflashError for a wrong setting, tensor name or shape."""
     architecture = read_architecture(folder)
     path = folder / WEIGHTS
     try:
@@ -54,7 +54,7 @@ def load_draft(folder: Path, device: str = "cpu") -> DraftModel:
 
 
 def check_tensors(found: dict[str, tuple[int, ...]], architecture: Architecture, where: str) -> None:
-    """Raise DflashError unless `found` has exactly the tensors of `architecture`; `where` names their origin."""
+    """Raise DflashError unless `found`, which comes from `where`, is exactly what `architecture` needs."""
     expected = tensor_shapes(architecture)
     problems = [f"{name} is missing" for name in sorted(expected.keys() - found.keys())]
     problems += [f"{name} does not belong" for name in sorted(found.keys() - expected.keys())]
@@ -103,7 +103,7 @@ def export_draft(source: Path, output: Path, target: Target, dtype: torch.dtype 
 
 
 def find_draft(source: Path) -> Path:
-    """Return the drafter folder that `source` means: itself, a checkpoint's, or the newest checkpoint's of a run."""
+    """Return the drafter folder of `source`: itself, a checkpoint's, or a run's newest checkpoint's."""
     newest = sorted((source / "checkpoints").glob("step-*"))[-1:]
     for folder in (source, source / "draft", *(checkpoint / "draft" for checkpoint in newest)):
         if (folder / WEIGHTS).is_file() and (folder / "config.json").is_file():

@@ -19,21 +19,18 @@ class FeatureSource:
         self._kept: dict[int, Tensor] = {}
 
     def features(self, rows: list[int], samples: list[Sample]) -> Tensor:
-        """Return [tokens, taps * hidden] for `samples`, which are the dataset's `rows`."""
-        missing = [i for i, row in enumerate(rows) if row not in self._kept]
-        fresh = dict(zip(missing, self._compute([samples[i] for i in missing]), strict=True))
-        for i, features in fresh.items():
-            size = features.numel() * features.element_size()
-            if size <= self._free_bytes:
-                self._free_bytes -= size
-                self._kept[rows[i]] = features
-        return torch.cat([fresh[i] if i in fresh else self._kept[row] for i, row in enumerate(rows)])
+        """Return [tokens, taps * hidden] (fp32) for `samples`, which are the dataset's `rows`."""
+        return torch.cat([self._document(row, sample) for row, sample in zip(rows, samples, strict=True)])
 
-    def _compute(self, samples: list[Sample]) -> list[Tensor]:
-        if not samples:
-            return []
-        ids = torch.nn.utils.rnn.pad_sequence(
-            [torch.from_numpy(sample.input_ids) for sample in samples], batch_first=True
-        )
-        features = capture(self._target, ids.to(self._target.device), self._layer_ids)
-        return [features[i, : len(sample.input_ids)].clone().float() for i, sample in enumerate(samples)]
+    def _document(self, row: int, sample: Sample) -> Tensor:
+        if row in self._kept:
+            return self._kept[row]
+        # One document at a time: in a padded batch its last bits would depend on the others, and a resumed
+        # run would drift from one that was never stopped.
+        ids = torch.from_numpy(sample.input_ids)[None].to(self._target.device)
+        features = capture(self._target, ids, self._layer_ids)[0].float()
+        size = features.numel() * features.element_size()
+        if size <= self._free_bytes:
+            self._free_bytes -= size
+            self._kept[row] = features
+        return features

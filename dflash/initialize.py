@@ -22,7 +22,7 @@ INITIALIZER_STD = 0.02
 
 
 def design(config: DraftConfig, target: Target) -> Architecture:
-    """Return the architecture of `config`'s drafter for `target`. Raises DflashError for impossible taps or mask."""
+    """Return the drafter's architecture for `target`. Raises DflashError for wrong taps or mask token."""
     text: Any = target.text_config
     heads = text.num_attention_heads
     hidden = target.embedding.embedding_dim

@@ -1,4 +1,4 @@
-"""Append-only JSONL files whose first line says what they belong to; a killed writer loses at most one line."""
+"""Append-only JSONL files that say what they belong to; a killed writer loses at most one line."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Journal:
         Args:
             path: the file; its folder is made.
             identity: what the records depend on; JSON values only.
-            replace_other: whether a journal of another identity is started anew. Otherwise DflashError names the
-                differences.
+            replace_other: whether a journal of another identity is started anew. Otherwise DflashError names
+                the differences.
         """
         self.path = path
         self.records: dict[str, dict[str, Any]] = {}

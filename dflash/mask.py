@@ -1,8 +1,8 @@
 """Which keys a block row may see in training, where many blocks of many documents share one pass.
 
 Keys are [context rows | block rows], queries are the block rows. A row of block j sees
-- the context rows of its own document strictly before the block's anchor (when decoding, the target has not yet
-  computed the anchor's own feature, so seeing it in training would be a leak), and
+- the context rows of its own document strictly before the block's anchor (when decoding, the target has not
+  yet computed the anchor's own feature, so seeing it in training would be a leak), and
 - all rows of its own block, in both directions.
 """
 

@@ -43,8 +43,8 @@ class StepSums:
     def line(self) -> dict[str, Any]:
         """Return the means: loss, accuracy (all and by position) and tokens/s.
 
-        `acceptance_estimate` is the mean over complete blocks of 1 + the number of leading hits, with the data's tokens
-        as the truth; decoding may differ.
+        `acceptance_estimate` is the mean over complete blocks of 1 + the number of leading hits, with the
+        data's tokens as the truth; decoding may differ.
         """
         by_position = self.correct / self.labels.clamp(min=1)
         return {
@@ -71,7 +71,7 @@ def append_line(path: Path, value: dict[str, Any]) -> None:
 
 
 def drop_lines_after(path: Path, step: int) -> None:
-    """Remove the lines of steps after `step`, which a resumed run computes again, and a half-written last line."""
+    """Remove lines after `step`, which a resumed run writes again, and a half-written last line."""
     if not path.exists():
         return
     kept = []

@@ -39,7 +39,7 @@ class RMSNorm(nn.Module):
 
 
 def rotary_angles(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [batch, 1, length, head_dim] (fp32) of the rotary embedding at `positions` [batch, length]."""
+    """Return the rotary cos and sin [batch, 1, length, head_dim] at `positions` [batch, length]."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
     angles = positions[:, None, :, None].float() * (1.0 / theta**exponents)
     angles = torch.cat((angles, angles), dim=-1)
@@ -47,7 +47,7 @@ def rotary_angles(positions: Tensor, head_dim: int, theta: float) -> tuple[Tenso
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply the rotary embedding to `x` [batch, heads, length, head_dim], pairing dimension d with d + head_dim/2."""
+    """Rotate `x` [batch, heads, length, head_dim], pairing dimension d with d + head_dim/2."""
     first, second = x.chunk(2, dim=-1)
     return x * cos.to(x.dtype) + torch.cat((-second, first), dim=-1) * sin.to(x.dtype)
 
@@ -73,8 +73,10 @@ class Attention(nn.Module):
         keys = self.k_norm(self._split_heads(self.k_proj(rows)))
         return KeysValues(rotate(keys, cos, sin), self._split_heads(self.v_proj(rows)))
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: KeysValues, mask: Tensor | None) -> Tensor:
-        """Attend from `x` [batch, rows, hidden]; `mask` [rows, context + rows] is True where a key is visible."""
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, context: KeysValues, mask: Tensor | None
+    ) -> Tensor:
+        """Attend from `x` [batch, rows, hidden]; `mask` [rows, context + rows] is True where visible."""
         queries = rotate(self.q_norm(self._split_heads(self.q_proj(x))), cos, sin)
         block = self.keys_values(x, cos, sin)
         keys = torch.cat((context.keys, block.keys), dim=2)
@@ -86,7 +88,8 @@ class Attention(nn.Module):
         return out
 
     def _split_heads(self, rows: Tensor) -> Tensor:
-        return rows.view(*rows.shape[:-1], -1, self.head_dim).transpose(1, 2)
+        batch, length, width = rows.shape
+        return rows.view(batch, length, width // self.head_dim, self.head_dim).transpose(1, 2)
 
 
 class MLP(nn.Module):
@@ -152,7 +155,7 @@ class DraftModel(nn.Module):
             inputs: [batch, rows, hidden], the target's embeddings of [anchor, MASK, ...] for each block.
             positions: [batch, rows], positions in the document.
             context: from `context`, one entry for each layer.
-            mask: bool [rows, context length + rows], True where visible; None when all is visible (one block).
+            mask: bool [rows, context length + rows], True where visible; None for one block, which sees all.
         """
         cos, sin = self._angles(positions)
         x = inputs

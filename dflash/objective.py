@@ -22,7 +22,7 @@ class Labels(NamedTuple):
 
 
 class BlockLoss(NamedTuple):
-    """The loss (scalar with gradient) and, for each supervised row, its cross entropy and whether the argmax hit."""
+    """The loss (scalar with gradient); each supervised row's cross entropy and whether its argmax hit."""
 
     loss: Tensor
     cross_entropy: Tensor
@@ -71,8 +71,8 @@ def reference_block_loss(hidden: Tensor, head: Tensor, labels: Labels) -> BlockL
 def chunked_block_loss(hidden: Tensor, head: Tensor, labels: Labels, chunk_blocks: int) -> BlockLoss:
     """`reference_block_loss` in bounded memory: logits exist for `chunk_blocks` blocks at a time.
 
-    Only supervised rows reach the head. As the head is frozen, the gradient of the rows is computed in the forward
-    pass while the chunk's logits are at hand, so nothing is recomputed.
+    Only supervised rows reach the head. As the head is frozen, the gradient of the rows is computed in the
+    forward pass while the chunk's logits are at hand, so nothing is recomputed.
     """
     kept = labels.weights.flatten() > 0
     rows = hidden.flatten(0, 1)[kept]

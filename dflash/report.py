@@ -1,4 +1,4 @@
-"""The acceptance report: counts over decoded prompts, overall and by source, and the check against the target alone."""
+"""The acceptance report: counts over decoded prompts, and the check against the target alone."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ LOOP_PERIOD = 8
 
 DEFINITIONS = {
     "acceptance_length": (
-        "tokens kept from verifications / verifications of the target, the bonus token counted and the first token of "
-        "an answer (it comes from the prompt's pass) not; tokens after an end token or the length limit are not kept; "
-        "1.0 means no guess was ever right"
+        "tokens kept from verifications / verifications of the target, the bonus token counted and the first "
+        "token of an answer (it comes from the prompt's pass) not; tokens after an end token or the length "
+        "limit are not kept; 1.0 means no guess was ever right"
     ),
     "acceptance_by_position": "entry k - 1: share of verifications in which guesses 1 to k were all kept",
     "tokens_per_second": "produced tokens / seconds of decoding, the prompt's pass included",
     "degenerate": f"answers whose last {LOOP_TAIL} tokens repeat with a period of at most {LOOP_PERIOD}",
     "lossless": "every produced token equals what the target alone produces with its own cache, greedily",
     "numeric_ties": (
-        "prompts whose first difference is where the target's two best logits are closer than tie_gap; the tokens "
-        "after it are not compared"
+        "prompts whose first difference is where the target's two best logits are closer than tie_gap; the "
+        "tokens after it are not compared"
     ),
 }
 
@@ -38,7 +38,7 @@ def build_report(
     """Return the report as JSON values.
 
     Args:
-        pairs: for each prompt its decoding record and the target's own rollout, as `dflash.evaluate` stores them.
+        pairs: each prompt's decoding record and the target's own rollout, as `dflash.evaluate` stores them.
         block_size: rows of the drafter's block.
         tie_gap: largest logit gap that counts as a numeric tie.
     """

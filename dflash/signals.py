@@ -12,7 +12,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Yield a function that tells whether a stop was asked for. Use in the main thread; handlers are put back."""
+    """Yield a function that tells whether a stop was asked for. For the main thread only."""
     previous = {number: signal.getsignal(number) for number in SIGNALS}
     asked = False
 

@@ -1,7 +1,7 @@
 """The frozen target model: features at tapped layers, embedding and output head.
 
-Feature of layer i is transformers' `hidden_states[i + 1]`: the residual stream after decoder layer i, before any
-further norm. Works with any decoder that transformers loads; nothing here knows a model family.
+Feature of layer i is transformers' `hidden_states[i + 1]`: the residual stream after decoder layer i, before
+any further norm. Works with any decoder that transformers loads; nothing here knows a model family.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class _DeepestTapReached(Exception):  # noqa: N818 - not an error: it ends a for
 def load_target(path: Path, dtype: torch.dtype, device: str = "cpu") -> Target:
     """Load the Hugging Face folder `path`, frozen, in eval mode.
 
-    Raises DflashError when the folder is missing or unreadable, a weight of the model is not in it (it would be
-    random), or the model has no plain embedding and output head.
+    Raises DflashError when the folder is missing or unreadable, a weight of the model is not in it (it would
+    be random), or the model has no plain embedding and output head.
     """
     if not (path / "config.json").is_file():
         raise DflashError(f"{path}: no target model here (config.json is missing)")
@@ -82,7 +82,7 @@ def wrap_target(model: PreTrainedModel, path: Path) -> Target:
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if not isinstance(embedding, nn.Embedding) or not isinstance(head, nn.Linear):
         raise DflashError(f"{path}: the model has no plain input embedding and output head")
-    if head.bias is not None:
+    if getattr(head, "bias", None) is not None:
         raise DflashError(f"{path}: the output head has a bias, which a drafter cannot share")
     if model.config.get_text_config(decoder=True).tie_word_embeddings and not torch.equal(
         head.weight, embedding.weight
@@ -94,8 +94,7 @@ def wrap_target(model: PreTrainedModel, path: Path) -> Target:
 def capture(target: Target, input_ids: Tensor, layer_ids: tuple[int, ...]) -> Tensor:
     """Return the features of `input_ids` [batch, length] as [batch, length, taps * hidden].
 
-    Documents may be padded on the right: a causal model's rows never see what follows them. The pass stops after
-    the deepest tap; neither later layers nor the head run.
+    The pass stops after the deepest tap; neither later layers nor the head run.
     """
     with torch.no_grad(), _taps(target, layer_ids, stop=True) as outputs, suppress(_DeepestTapReached):
         target.model(input_ids=input_ids, use_cache=False)
@@ -133,7 +132,8 @@ def resolve_mask_token(target: Target, explicit: int | None) -> int:
 def check_mask_token(target: Target, mask_token_id: int) -> None:
     """Raise DflashError unless the token owns an embedding row that carries a signal.
 
-    A row of almost zero gives every guess slot the same empty input: drafters trained on it accept almost nothing.
+    A row of almost zero gives every guess slot the same empty input: drafters trained on it accept almost
+    nothing.
     """
     weight = target.embedding.weight
     if not 0 <= mask_token_id < len(weight):

