@@ -82,9 +82,7 @@ def evaluate(
         raise DflashError(describe(error)) from error
     with _bar("evaluating", None) as bar:
         task = bar.task_ids[0]
-        result = evaluate_draft(
-            settings, lambda line: bar.update(task, completed=line["done"], total=line["prompts"])
-        )
+        result = evaluate_draft(settings, lambda line: bar.update(task, completed=line["done"], total=line["prompts"]))
     overall, lossless = result["overall"], result["lossless"]
     typer.echo(
         f"acceptance length {overall['acceptance_length'] or 0:.3f} on {overall['prompts']} prompts, "
@@ -96,9 +94,7 @@ def evaluate(
 
 @app.command()
 def export(
-    source: Annotated[
-        Path, typer.Argument(help="A training run (its newest checkpoint), a checkpoint or a drafter.")
-    ],
+    source: Annotated[Path, typer.Argument(help="A training run (its newest checkpoint), a checkpoint or a drafter.")],
     output: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
     target: Annotated[Path, typer.Option(help="Hugging Face folder of the target the drafter was trained for.")],
     dtype: Annotated[str, typer.Option(help="bfloat16 (as servers want it) or float32.")] = "bfloat16",

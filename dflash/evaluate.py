@@ -114,9 +114,7 @@ def read_prompts(path: Path) -> list[Prompt]:
 def _check_ids(prompts: list[Prompt], vocab_size: int, path: Path) -> None:
     for prompt in prompts:
         if not 0 <= min(prompt.input_ids) <= max(prompt.input_ids) < vocab_size:
-            raise DflashError(
-                f"{path}: prompt {prompt.prompt_id} has a token outside the target's {vocab_size} tokens"
-            )
+            raise DflashError(f"{path}: prompt {prompt.prompt_id} has a token outside the target's {vocab_size} tokens")
 
 
 def _roll_out(target: Target, prompt: Prompt, config: EvaluationConfig) -> dict[str, Any]:

@@ -73,9 +73,7 @@ class Attention(nn.Module):
         keys = self.k_norm(self._split_heads(self.k_proj(rows)))
         return KeysValues(rotate(keys, cos, sin), self._split_heads(self.v_proj(rows)))
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, context: KeysValues, mask: Tensor | None
-    ) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: KeysValues, mask: Tensor | None) -> Tensor:
         """Attend from `x` [batch, rows, hidden]; `mask` [rows, context + rows] is True where visible."""
         queries = rotate(self.q_norm(self._split_heads(self.q_proj(x))), cos, sin)
         block = self.keys_values(x, cos, sin)

@@ -32,9 +32,7 @@ class Difference(NamedTuple):
     gap: float
 
 
-def build_report(
-    pairs: list[tuple[dict[str, Any], dict[str, Any]]], block_size: int, tie_gap: float
-) -> dict[str, Any]:
+def build_report(pairs: list[tuple[dict[str, Any], dict[str, Any]]], block_size: int, tie_gap: float) -> dict[str, Any]:
     """Return the report as JSON values.
 
     Args:
@@ -47,8 +45,7 @@ def build_report(
         "definitions": DEFINITIONS,
         "overall": summarize(pairs, block_size),
         "by_source": {
-            source: summarize([pair for pair in pairs if pair[0]["source"] == source], block_size)
-            for source in sources
+            source: summarize([pair for pair in pairs if pair[0]["source"] == source], block_size) for source in sources
         },
         "lossless": compare(pairs, tie_gap),
     }

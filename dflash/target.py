@@ -122,9 +122,7 @@ def resolve_mask_token(target: Target, explicit: int | None) -> int:
             raise DflashError(f"{target.path}: no mask_token_id given and no tokenizer here to name one") from error
         mask_token_id = tokenizer.mask_token_id
     if mask_token_id is None:
-        raise DflashError(
-            f"{target.path}: the tokenizer has no mask token: set mask_token_id to an unused token's id"
-        )
+        raise DflashError(f"{target.path}: the tokenizer has no mask token: set mask_token_id to an unused token's id")
     check_mask_token(target, mask_token_id)
     return mask_token_id
 
@@ -157,8 +155,7 @@ def _taps(target: Target, layer_ids: tuple[int, ...], stop: bool) -> Iterator[di
             raise _DeepestTapReached
 
     handles = [
-        target.layers[i].register_forward_hook(lambda _module, _inputs, output, i=i: keep(i, output))
-        for i in layer_ids
+        target.layers[i].register_forward_hook(lambda _module, _inputs, output, i=i: keep(i, output)) for i in layer_ids
     ]
     try:
         yield outputs

@@ -134,9 +134,7 @@ class _Run:
     def _remaining_packs(self) -> list[list[int]]:
         config = self.config
         lengths = self.dataset.lengths.clip(max=config.max_length)
-        epoch = packs(
-            self.rows, lengths, config.token_budget, config.max_batch_size, config.seed, self.progress.epoch
-        )
+        epoch = packs(self.rows, lengths, config.token_budget, config.max_batch_size, config.seed, self.progress.epoch)
         return list(epoch)[self.progress.pack :]
 
     def _step(self, rows: list[int], sums: StepSums) -> None:
@@ -148,9 +146,7 @@ class _Run:
         per_sequence = config.anchors if config.anchors_per == "sequence" else None
         anchors = sample_anchors([sample.loss_mask for sample in samples], per_pack, per_sequence, rng)
         pack = build_pack(samples, anchors, self.target.device)
-        result, labels = pack_loss(
-            self.model, self.target, pack, self.features.features(rows, samples), config
-        )
+        result, labels = pack_loss(self.model, self.target, pack, self.features.features(rows, samples), config)
         loss = float(result.loss.detach())
         if not math.isfinite(loss):
             raise DflashError(

@@ -40,9 +40,7 @@ def tiny_model(family: str, tied: bool) -> PreTrainedModel:
     return Qwen3ForCausalLM(Qwen3Config(**shape))  # type: ignore[no-untyped-call]
 
 
-@pytest.fixture(
-    scope="session", params=[("llama", True), ("qwen3", False)], ids=["llama-tied", "qwen3-untied"]
-)
+@pytest.fixture(scope="session", params=[("llama", True), ("qwen3", False)], ids=["llama-tied", "qwen3-untied"])
 def target_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     family, tied = request.param
     folder = tmp_path_factory.mktemp(family)

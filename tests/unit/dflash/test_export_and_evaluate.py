@@ -94,9 +94,7 @@ def test_a_drafter_that_does_not_fit_the_target_is_refused(
 
 
 def test_a_warm_start_copies_the_targets_layers(target: Target) -> None:
-    draft = initialize(
-        DraftConfig(num_layers=1, block_size=4, mask_token_id=96, init="target"), target, seed=0
-    )
+    draft = initialize(DraftConfig(num_layers=1, block_size=4, mask_token_id=96, init="target"), target, seed=0)
     source = dict(target.layers[5].named_parameters())
     for name, parameter in draft.layers[0].named_parameters():
         if name in source:
@@ -104,9 +102,7 @@ def test_a_warm_start_copies_the_targets_layers(target: Target) -> None:
 
 
 def evaluation(target_folder: Path, draft_folder: Path, folder: Path, **changes: Any) -> EvaluationConfig:
-    prompts = [
-        {"prompt_id": f"p{i}", "source": "ab"[i % 2], "input_ids": [5 + i, 9, 20 + i]} for i in range(4)
-    ]
+    prompts = [{"prompt_id": f"p{i}", "source": "ab"[i % 2], "input_ids": [5 + i, 9, 20 + i]} for i in range(4)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     values = {
         "target": target_folder,
@@ -119,9 +115,7 @@ def evaluation(target_folder: Path, draft_folder: Path, folder: Path, **changes:
     return EvaluationConfig.model_validate(values | changes)
 
 
-def test_the_report_counts_every_token_by_source(
-    target_folder: Path, draft_folder: Path, tmp_path: Path
-) -> None:
+def test_the_report_counts_every_token_by_source(target_folder: Path, draft_folder: Path, tmp_path: Path) -> None:
     report = evaluate(evaluation(target_folder, draft_folder, tmp_path))
     assert report == json.loads((tmp_path / "report.json").read_text())
     overall, sources = report["overall"], report["by_source"]
@@ -136,9 +130,7 @@ def test_the_report_counts_every_token_by_source(
     )
 
 
-def test_a_killed_evaluation_goes_on_where_it_stopped(
-    target_folder: Path, draft_folder: Path, tmp_path: Path
-) -> None:
+def test_a_killed_evaluation_goes_on_where_it_stopped(target_folder: Path, draft_folder: Path, tmp_path: Path) -> None:
     config = evaluation(target_folder, draft_folder, tmp_path)
 
     class Killed(BaseException):
@@ -160,9 +152,7 @@ def test_a_killed_evaluation_goes_on_where_it_stopped(
     assert report["overall"]["prompts"] == 4
 
 
-def test_rollouts_of_other_settings_are_refused(
-    target_folder: Path, draft_folder: Path, tmp_path: Path
-) -> None:
+def test_rollouts_of_other_settings_are_refused(target_folder: Path, draft_folder: Path, tmp_path: Path) -> None:
     evaluate(evaluation(target_folder, draft_folder, tmp_path))
     with pytest.raises(DflashError, match=r"made with other settings \(max_new_tokens\)"):
         evaluate(evaluation(target_folder, draft_folder, tmp_path, max_new_tokens=13))
@@ -200,9 +190,7 @@ def test_a_loop_at_the_end_is_degenerate() -> None:
     assert not is_degenerate([1, 1, 1])
 
 
-def test_the_command_line_exports_and_evaluates(
-    target_folder: Path, draft_folder: Path, tmp_path: Path
-) -> None:
+def test_the_command_line_exports_and_evaluates(target_folder: Path, draft_folder: Path, tmp_path: Path) -> None:
     runner = CliRunner()
     target = ["--target", str(target_folder)]
     exported = runner.invoke(app, ["export", str(draft_folder), str(tmp_path / "out"), *target])
@@ -232,6 +220,4 @@ def test_a_users_mistake_is_one_line_and_exit_code_one(
 
 def test_a_mask_token_of_the_wrong_target_is_refused(llama_folder: Path) -> None:
     with pytest.raises(DflashError, match="mask token 500"):
-        initialize(
-            DraftConfig(mask_token_id=500, num_layers=1), load_target(llama_folder, torch.float32), seed=0
-        )
+        initialize(DraftConfig(mask_token_id=500, num_layers=1), load_target(llama_folder, torch.float32), seed=0)

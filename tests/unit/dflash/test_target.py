@@ -23,10 +23,7 @@ def test_features_are_the_hidden_states_after_the_tapped_layers(target: Target) 
 
 def test_layers_after_the_deepest_tap_and_the_head_do_not_run(target: Target) -> None:
     ran = []
-    handles = [
-        layer.register_forward_pre_hook(lambda *_, i=i: ran.append(i))
-        for i, layer in enumerate(target.layers)
-    ]
+    handles = [layer.register_forward_pre_hook(lambda *_, i=i: ran.append(i)) for i, layer in enumerate(target.layers)]
     output = target.model.get_output_embeddings()  # type: ignore[no-untyped-call]
     handles.append(output.register_forward_pre_hook(lambda *_: ran.append("head")))
     capture(target, torch.tensor([[5, 6]]), (1, 2))

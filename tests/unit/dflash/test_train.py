@@ -54,9 +54,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
 ) -> None:
     config = training_config(llama_folder, dataset, tmp_path / "run")
     steps: list[int] = []
-    first = train(
-        config, on_progress=lambda line: steps.append(line["step"]), should_stop=lambda: len(steps) == 6
-    )
+    first = train(config, on_progress=lambda line: steps.append(line["step"]), should_stop=lambda: len(steps) == 6)
     assert (first.steps, first.interrupted) == (7, True)
     second = train(config)
     assert (second.steps, second.interrupted) == (12, False)
