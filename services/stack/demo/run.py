@@ -124,15 +124,15 @@ def _is_generated(run: Run, settings: Settings) -> bool:
 def _start_redis(addresses: Addresses, processes: Processes) -> Redis:
     port = addresses.redis_url.rpartition(":")[2].partition("/")[0]
     # Nothing is persisted: what a lost queue held is found again in the run's files.
-    memory_only = ["--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction"]
+    memory_only = ("--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction")
     processes.start("redis", [get_binary_path(), "--bind", "127.0.0.1", "--port", port, *memory_only])
     return connect(addresses)
 
 
 def _start_server(settings: Settings, port: int, processes: Processes) -> None:
     target = settings.target
-    command = [interpreter("sglang"), SERVE, "--model", target.path, "--served-model-name", target.served_name]
-    processes.start("sglang", [*command, "--host", "127.0.0.1", "--port", str(port)])
+    model = ("--model", target.path, "--served-model-name", target.served_name)
+    processes.start("sglang", [interpreter("sglang"), SERVE, *model, "--host", "127.0.0.1", "--port", str(port)])
 
 
 def _wait_for_server(server: str, processes: Processes, console: Console) -> None:
