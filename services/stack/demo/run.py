@@ -156,5 +156,4 @@ def _start_workers(addresses: Addresses, processes: Processes) -> None:
         f"DFLASH_{name.upper()}": str(value) for name, value in addresses.model_dump(exclude_none=True).items()
     }
     for name, image, queue in WORKERS:
-        command = [interpreter(image), "-m", "services.stack", "worker", queue]
-        processes.start(name, command, environment)
+        processes.start(name, [interpreter(image), "-m", "services.stack", "worker", queue], environment)
