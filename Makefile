@@ -7,9 +7,7 @@ ENVS := .envs
 STACK := $(ENVS)/stack/bin/python -m services.stack
 TOOLS := $(ENVS)/tests/bin
 RUN_IN := tests/run_in.py
-TARGET := var/models/SmolLM2-135M-Instruct
 CPU := docker compose -f compose.cpu.yaml
-VARIANT ?=
 
 .PHONY: help
 help: ## List the targets
@@ -27,12 +25,12 @@ envs: ## Make the local environments, one per image, from the images' cpu locks
 tools:
 	@$(ENVIRONMENTS) tests
 
-.PHONY: models
-models: envs ## Put the demo's target model in place
-	@$(STACK) models
+.PHONY: materials
+materials: envs ## Put the demo's prompts, target model and existing corpus in place
+	@$(STACK) materials
 
 .PHONY: test
-test: envs tools models test-unit test-services ## Pass the tests: unit tests, and services on a real Redis and SGLang
+test: envs tools materials test-unit test-services ## Pass the tests: unit tests, and services on a real Redis and SGLang
 
 .PHONY: test-unit
 test-unit: ## Unit tests, each room's in its own image's environment
@@ -46,7 +44,7 @@ test-services: ## Tests on a real embedded Redis and the real SGLang server
 	$(ENVS)/stack/bin/python $(RUN_IN) tests/services
 
 .PHONY: test-stack
-test-stack: ## Build the cpu images, bring the stack up in containers, and run the pipeline in it
+test-stack: envs tools materials ## Build the cpu images, bring the stack up in containers, and run the pipeline in it
 	$(ENVS)/stack/bin/python $(RUN_IN) tests/stack
 
 .PHONY: lint
@@ -57,12 +55,10 @@ lint: envs tools ## ruff, mypy, import-linter, shellcheck, hadolint
 lock: ## Renew the hashed locks
 	python3 images/lock.py
 
-.PHONY: build-cpu
-build-cpu: ## Build the cpu images
-	$(CPU) build
-
 .PHONY: up-cpu
-up-cpu: build-cpu ## Bring the CPU stack up and wait until it is healthy
+up-cpu: materials ## Bring the CPU stack up and wait until it is healthy; writes .env if there is none
+	@$(STACK) stack-files
+	$(CPU) build
 	$(CPU) up --detach --wait
 
 .PHONY: down-cpu

@@ -20,7 +20,7 @@ def target_path() -> Path:
     """The small real target; DFLASH_TEST_TARGET names another place of it."""
     path = Path(os.environ.get("DFLASH_TEST_TARGET", MODEL))
     if not (path / "config.json").is_file():
-        pytest.fail(f"no target model at {path}: run `make models`, or set DFLASH_TEST_TARGET")
+        pytest.fail(f"no target model at {path}: run `make materials`, or set DFLASH_TEST_TARGET")
     return path
 
 

@@ -136,11 +136,23 @@ def demo(
 
 
 @app.command()
-def models(folder: DemoFolder = Path("var/demo"), config: DemoConfig = Path("config/demo.yaml")) -> None:
-    """Put the demo's target model in place, as the demo itself would."""
-    from services.stack.demo.run import put_target_in_place
+def materials(folder: DemoFolder = Path("var/demo"), config: DemoConfig = Path("config/demo.yaml")) -> None:
+    """Put the demo's prompts, target model and existing corpus in place, as the demo itself would."""
+    from services.stack.demo.containers import put_materials_in_place
 
-    put_target_in_place(load_settings(config), folder)
+    put_materials_in_place(load_settings(config), folder)
+
+
+@app.command("stack-files")
+def stack_files(
+    folder: DemoFolder = Path("var/demo"),
+    config: DemoConfig = Path("config/demo.yaml"),
+    env_file: Annotated[Path, typer.Option(help="file to write, unless it is there")] = Path(".env"),
+) -> None:
+    """Write .env and a configuration with which compose.cpu.yaml runs the demo in containers."""
+    from services.stack.demo.containers import write_stack_files
+
+    write_stack_files(load_settings(config), folder, env_file)
 
 
 @app.command()

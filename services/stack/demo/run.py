@@ -73,12 +73,6 @@ def run_demo(folder: Path, config: Path, port: int, console: Console) -> None:
     console.print(f"took {(time.monotonic() - began) / 60:.1f} minutes on {os.cpu_count()} cores")
 
 
-def put_target_in_place(settings: Settings, folder: Path) -> None:
-    """Convert the demo's target unless it is there; nothing else is started."""
-    with processes_in(folder) as processes:
-        make_target(settings.target.path, folder / "downloads", processes)
-
-
 def _run_stages(run: Run, settings: Settings, addresses: Addresses, operator: Operator, processes: Processes) -> None:
     stages.prepare(run, settings, operator)
     if "sglang" in processes.running:
