@@ -16,7 +16,8 @@ check_types trainer dflash services/trainer
 check_types tokenizer services/chat.py services/prompts services/tokenizer
 check_types producer services/producer services/metrics.py
 # services/chat.py needs a tokenizer and is checked above.
-check_types stack $(ls services/*.py | grep -v chat.py) services/stack
+mapfile -t shared < <(git ls-files ':(glob)services/*.py' ':!services/chat.py')
+check_types stack "${shared[@]}" services/stack
 
 PYTHONPATH=. $tools/lint-imports
 git ls-files '*.sh' | xargs -r $tools/shellcheck
