@@ -69,7 +69,7 @@ def renew(lock: Lock, upgrade: bool) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Renew the hashed locks.")
-    parser.add_argument("names", nargs="*", help="an image, IMAGE/VARIANT, init, stack or tests; all when none is given")
+    parser.add_argument("names", nargs="*", help="an image, IMAGE/VARIANT, init, stack or tests; all if none")
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions the inputs allow")
     arguments = parser.parse_args()
     known = locks()
