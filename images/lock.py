@@ -1,6 +1,6 @@
-"""Renews the hashed locks: one per image and variant, one for the operator, one for the tools.
+"""Renews the hashed locks: one per image and variant, the containers' init, the operator's, the tools'.
 
-    python images/lock.py [--upgrade] [NAME ...]        NAME: trainer, trainer/cu128, stack, tests
+    python images/lock.py [--upgrade] [NAME ...]        NAME: trainer, trainer/cu128, init, stack, tests
 
 Needs `uv`, which is in the tools' environment (python3 services/environments.py tests). A lock is resolved from
 `requirements.in` and `<variant>.in`; `<variant>-excludes.txt` and `<variant>-overrides.txt`, where they exist,
@@ -47,6 +47,7 @@ def locks() -> list[Lock]:
                 if (folder / f"{variant}-{kind}.txt").exists()
             ]
             found.append(Lock(f"{image}/{variant}", folder / f"{variant}.lock", inputs, options))
+    found.append(Lock("init", IMAGES / "init.lock", [IMAGES / "init.in"], []))
     for name, folder in (("stack", ROOT / "services/stack"), ("tests", ROOT / "tests")):
         found.append(Lock(name, folder / "requirements.lock", [folder / "requirements.in"], []))
     return found
@@ -68,7 +69,7 @@ def renew(lock: Lock, upgrade: bool) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Renew the hashed locks.")
-    parser.add_argument("names", nargs="*", help="an image, IMAGE/VARIANT, stack or tests; all when none is given")
+    parser.add_argument("names", nargs="*", help="an image, IMAGE/VARIANT, init, stack or tests; all if none")
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions the inputs allow")
     arguments = parser.parse_args()
     known = locks()

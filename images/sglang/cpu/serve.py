@@ -45,6 +45,8 @@ def fault(model: Path, host: str, port: int) -> str | None:
     """What keeps the server from starting, in one line, or None."""
     if not (model / "config.json").is_file():
         return f"{model} is no model folder (it has no config.json): give one that transformers can load to --model"
+    if unreadable := [file.name for file in model.iterdir() if not os.access(file, os.R_OK)]:
+        return f"{model}/{unreadable[0]} cannot be read by user {os.getuid()}: chmod a+r it"
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 VERSIONS = tomllib.loads((ROOT / "images/versions.toml").read_text())
 LOCKS = sorted(
-    [*ROOT.glob("images/*/*.lock"), ROOT / "services/stack/requirements.lock", ROOT / "tests/requirements.lock"]
+    [*ROOT.glob("images/**/*.lock"), ROOT / "services/stack/requirements.lock", ROOT / "tests/requirements.lock"]
 )
 
 
