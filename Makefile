@@ -52,7 +52,7 @@ lint: envs tools ## ruff, mypy, import-linter, shellcheck, hadolint
 	tests/lint.sh
 
 .PHONY: lock
-lock: ## Renew the hashed locks
+lock: tools ## Renew the hashed locks
 	python3 images/lock.py
 
 .PHONY: up-cpu

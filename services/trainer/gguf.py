@@ -84,6 +84,9 @@ def convert(source: str, output: Path, weight_type: WeightType = WeightType.floa
         gguf_file = find_gguf(source, scratch)
         model_folder = scratch / "model"
         _write_folder(gguf_file, model_folder, weight_type)
+        # safetensors are written for their owner alone, but containers read the folder under another user.
+        for file in model_folder.iterdir():
+            file.chmod(0o644)
         model_folder.rename(output)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
