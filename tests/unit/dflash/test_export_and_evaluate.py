@@ -101,6 +101,8 @@ def test_a_warm_start_copies_the_targets_layers(target: Target) -> None:
     for name, parameter in draft.layers[0].named_parameters():
         if name in source:
             assert torch.equal(parameter, source[name])
+    final_norm = target.model.get_parameter("model.norm.weight")
+    assert torch.equal(draft.norm.weight, final_norm)
 
 
 def evaluation(target_folder: Path, draft_folder: Path, folder: Path, **changes: Any) -> EvaluationConfig:
