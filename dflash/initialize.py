@@ -73,17 +73,20 @@ def _copy_target_layers(model: DraftModel, target: Target, layer_ids: tuple[int,
     """
     architecture = model.architecture
     total = architecture.num_target_layers
-    chosen = layer_ids or tuple(range(total - architecture.num_layers, total))
+    deepest = max(architecture.target_layer_ids)
+    # Right after the tap, a copied layer makes the same keys and values of the features as in the target.
+    first = min(deepest + 1, total - architecture.num_layers)
+    chosen = layer_ids or tuple(range(first, first + architecture.num_layers))
     if any(not 0 <= i < total for i in chosen):
         raise DflashError(f"init_layer_ids {list(chosen)}: the target has layers 0..{total - 1}")
     model.norm.weight.copy_(_final_norm(target))
     for layer, source_id in zip(model.layers, chosen, strict=True):
         _copy_layer(layer, target.layers[source_id], f"{target.path}: layer {source_id}")
     model.hidden_norm.weight.copy_(target.layers[chosen[0]].get_parameter("input_layernorm.weight"))
-    deepest = architecture.target_layer_ids.index(max(architecture.target_layer_ids))
+    tap = architecture.target_layer_ids.index(deepest)
     hidden = architecture.hidden_size
     model.fc.weight.zero_()
-    model.fc.weight[:, deepest * hidden : (deepest + 1) * hidden] = torch.eye(hidden)
+    model.fc.weight[:, tap * hidden : (tap + 1) * hidden] = torch.eye(hidden)
 
 
 def _copy_layer(layer: nn.Module, source: nn.Module, name: str) -> None:
