@@ -48,7 +48,7 @@ class DraftConfig(_Config):
     )
     init_layer_ids: tuple[int, ...] | None = Field(
         default=None,
-        description="With init=target, the target layer that each draft layer copies; default: the last.",
+        description="With init: target, the layers to copy; default: those after the deepest tap.",
     )
 
     @model_validator(mode="after")

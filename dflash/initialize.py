@@ -66,18 +66,27 @@ def initialize(config: DraftConfig, target: Target, seed: int) -> DraftModel:
 
 
 def _copy_target_layers(model: DraftModel, target: Target, layer_ids: tuple[int, ...] | None) -> None:
-    """Copy target layers, and let the fused features start as the deepest tap alone."""
+    """Copy target layers and the norms around them; the fused features start as the deepest tap alone.
+
+    Without the target's final norm the logits would start far too large, and most of a short run would go
+    into shrinking them.
+    """
     architecture = model.architecture
     total = architecture.num_target_layers
-    chosen = layer_ids or tuple(range(total - architecture.num_layers, total))
+    deepest = max(architecture.target_layer_ids)
+    # Right after the tap, a copied layer makes the same keys and values of the features as in the target.
+    first = min(deepest + 1, total - architecture.num_layers)
+    chosen = layer_ids or tuple(range(first, first + architecture.num_layers))
     if any(not 0 <= i < total for i in chosen):
         raise DflashError(f"init_layer_ids {list(chosen)}: the target has layers 0..{total - 1}")
+    model.norm.weight.copy_(_final_norm(target))
     for layer, source_id in zip(model.layers, chosen, strict=True):
         _copy_layer(layer, target.layers[source_id], f"{target.path}: layer {source_id}")
-    deepest = architecture.target_layer_ids.index(max(architecture.target_layer_ids))
+    model.hidden_norm.weight.copy_(target.layers[chosen[0]].get_parameter("input_layernorm.weight"))
+    tap = architecture.target_layer_ids.index(deepest)
     hidden = architecture.hidden_size
     model.fc.weight.zero_()
-    model.fc.weight[:, deepest * hidden : (deepest + 1) * hidden] = torch.eye(hidden)
+    model.fc.weight[:, tap * hidden : (tap + 1) * hidden] = torch.eye(hidden)
 
 
 def _copy_layer(layer: nn.Module, source: nn.Module, name: str) -> None:
@@ -88,3 +97,18 @@ def _copy_layer(layer: nn.Module, source: nn.Module, name: str) -> None:
         elif "_norm." not in key:
             # Only the norms of queries and keys are Qwen3's own; without the rest this is no start at all.
             raise DflashError(f"{name} has no {key} of shape {tuple(parameter.shape)}: use init: random")
+
+
+def _final_norm(target: Target) -> torch.Tensor:
+    """Return the weight of the norm before the head: the only norm beside the list of layers."""
+    decoder: Any = target.model.get_decoder()  # type: ignore[no-untyped-call]
+    size = target.embedding.embedding_dim
+    found = [
+        child.weight
+        for child in decoder.children()
+        if isinstance(getattr(child, "weight", None), nn.Parameter) and child.weight.shape == (size,)
+    ]
+    if len(found) != 1:
+        raise DflashError(f"{target.path}: the norm before the head was not found: use init: random")
+    weight: torch.Tensor = found[0]
+    return weight

@@ -94,11 +94,16 @@ def test_a_drafter_that_does_not_fit_the_target_is_refused(
 
 
 def test_a_warm_start_copies_the_targets_layers(target: Target) -> None:
-    draft = initialize(DraftConfig(num_layers=1, block_size=4, mask_token_id=96, init="target"), target, seed=0)
-    source = dict(target.layers[5].named_parameters())
+    draft = initialize(
+        DraftConfig(num_layers=1, block_size=4, mask_token_id=96, init="target"), target, seed=0
+    )
+    assert draft.architecture.target_layer_ids == (3,)
+    source = dict(target.layers[4].named_parameters())
     for name, parameter in draft.layers[0].named_parameters():
         if name in source:
             assert torch.equal(parameter, source[name])
+    final_norm = target.model.get_parameter("model.norm.weight")
+    assert torch.equal(draft.norm.weight, final_norm)
 
 
 def evaluation(target_folder: Path, draft_folder: Path, folder: Path, **changes: Any) -> EvaluationConfig:
