@@ -94,9 +94,7 @@ def test_a_drafter_that_does_not_fit_the_target_is_refused(
 
 
 def test_a_warm_start_copies_the_targets_layers(target: Target) -> None:
-    draft = initialize(
-        DraftConfig(num_layers=1, block_size=4, mask_token_id=96, init="target"), target, seed=0
-    )
+    draft = initialize(DraftConfig(num_layers=1, block_size=4, mask_token_id=96, init="target"), target, seed=0)
     assert draft.architecture.target_layer_ids == (3,)
     source = dict(target.layers[4].named_parameters())
     for name, parameter in draft.layers[0].named_parameters():
