@@ -89,11 +89,13 @@ def test_a_run_killed_between_checkpoints_goes_on_bit_for_bit(
 def test_sigterm_saves_a_checkpoint_and_ends(llama_folder: Path, dataset: Path, tmp_path: Path) -> None:
     config = training_config(llama_folder, dataset, tmp_path / "run", steps=100_000, log_every=1)
     (tmp_path / "config.json").write_text(config.model_dump_json())
-    command = [sys.executable, "-m", "dflash.cli", "train", "--config", str(tmp_path / "config.json")]
+    command = [sys.executable, "-m", "dflash", "train", "--config", str(tmp_path / "config.json")]
     process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
     metrics = tmp_path / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 120
-    while not (metrics.exists() and metrics.read_text().count("\n") > 3) and time.monotonic() < deadline:
+    while not (metrics.exists() and metrics.read_text().count("\n") > 3):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 143
