@@ -93,7 +93,7 @@ class Processes:
 
     def environment(self, additional: dict[str, str] | None = None) -> dict[str, str]:
         name, _, value = self.mark.partition("=")
-        return {**os.environ, name: value, **(additional or {})}
+        return {**os.environ, **_fast_arithmetic(), name: value, **(additional or {})}
 
     def _last_line(self, name: str) -> str:
         lines = self.log(name).read_text(errors="replace").strip().splitlines()
@@ -130,6 +130,11 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def _fast_arithmetic() -> dict[str, str]:
+    # MKL takes its slowest path for few rows on processors that are not Intel's, unless one is named.
+    return {} if "avx512f" in Path("/proc/cpuinfo").read_text() else {"MKL_CBWR": "AVX2"}
 
 
 def _interrupt(_number: int, _frame: object) -> None:
