@@ -31,7 +31,8 @@ app = typer.Typer(
     missing is done. To see the whole way on a small model: [b]dflash-stack demo[/].
     """,
 )
-console = Console(highlight=False)
+# Where there is no terminal to fit, tables and paths get room instead of being cut.
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="name of the run, a folder under $DFLASH_RUNS (var/runs)")]
 ConfigFile = Annotated[

@@ -65,6 +65,8 @@ def print_report(report: dict[str, Any], console: Console) -> None:
     """Print the report's tables; a stage that is not done is left out."""
     if report["prepared"] and report["generated"]:
         console.print(_prompts_table(report))
+        for what in ("rejected", "failed"):
+            console.print(_reasons(what, report["generated"]))
     if report["merged"]:
         console.print(_merge_table(report["merged"]))
         if dropped := report["merged"]["dropped"]:
@@ -78,7 +80,8 @@ def print_report(report: dict[str, Any], console: Console) -> None:
     if all(report["acceptance"].values()):
         console.print(_acceptance_table(report["acceptance"]))
         checks = [_lossless(which, report["acceptance"][which]["lossless"]) for which in EVALUATED]
-        console.print(f"every token compared with the target's own: {'; '.join(checks)}")
+        console.print("greedy; 1 is the target alone, and every token is compared with the target's own:")
+        console.print(f"  {'; '.join(checks)}")
 
 
 def _check(
@@ -185,7 +188,7 @@ def _merge_table(merged: dict[str, Any]) -> Table:
 
 def _acceptance_table(acceptance: dict[str, Any]) -> Table:
     before, after = acceptance["before"], acceptance["after"]
-    table = _table("acceptance length on held-out prompts (greedy; 1 is the target alone)", "source")
+    table = _table("acceptance length on held-out prompts", "source")
     for column in ("prompts", "before", "after", "tokens", "degenerate"):
         table.add_column(column, justify="right")
     overall = {"all": (before["overall"], after["overall"])}
@@ -219,7 +222,7 @@ def _growth(percent: float | None) -> str:
 
 def _table(title: str, first: str) -> Table:
     table = Table(title=title, title_justify="left")
-    table.add_column(first)
+    table.add_column(first, no_wrap=True)
     return table
 
 
@@ -228,10 +231,14 @@ def _sum(column: tuple[Any, ...]) -> Any:
 
 
 def _cell(value: Any) -> str:
-    if not isinstance(value, Counter):
-        return f"{value:,}"
-    reasons = ", ".join(f"{reason} {count}" for reason, count in value.most_common())
-    return f"{value.total():,} ({reasons})" if reasons else "0"
+    return f"{value.total() if isinstance(value, Counter) else value:,}"
+
+
+def _reasons(what: str, generated: dict[str, dict[str, Any]]) -> str:
+    parts = [
+        f"{source}: {reason} {count}" for source, counts in generated.items() for reason, count in counts[what].items()
+    ]
+    return f"{what}: {', '.join(parts)}" if parts else f"{what}: none"
 
 
 def _read(path: Path) -> dict[str, Any] | None:

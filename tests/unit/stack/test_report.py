@@ -85,7 +85,8 @@ def printed(run: Run) -> str:
 
 def test_the_printed_report_has_every_number(run: Run) -> None:
     text = printed(run)
-    assert "1 (repetition 1)" in text
+    assert "rejected: mtbench: repetition 1" in text
+    assert "failed: none" in text
     for number in ("+200.0", "+110.0", "1.250", "loss 4.000 -> 3.000", "20 steps, 200 tokens in 40 s (5 tok/s)"):
         assert number in text
     assert "before 50 equal, 0 prompts differ; after 50 equal, 0 prompts differ" in text
