@@ -41,7 +41,7 @@ test-unit: ## Unit tests, each room's in its own image's environment
 
 .PHONY: test-services
 test-services: ## Tests on a real embedded Redis and the real SGLang server
-	$(ENVS)/stack/bin/python $(RUN_IN) tests/services
+	$(ENVS)/producer/bin/python $(RUN_IN) tests/services
 
 .PHONY: test-stack
 test-stack: envs tools materials ## Build the cpu images, bring the stack up in containers, and run the pipeline in it

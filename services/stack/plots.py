@@ -41,7 +41,7 @@ def plot_acceptance(before: dict[str, float], after: dict[str, float], path: Pat
         axes.set_ylim(bottom=0)
         axes.margins(y=0.15)
         axes.set_title("Acceptance length on held-out prompts")
-        axes.legend(loc="lower right")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2, frameon=False)
 
     _draw(draw, path)
 
