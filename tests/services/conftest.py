@@ -1,5 +1,6 @@
 """Real Redis (an embedded Valkey), the real SGLang server on the CPU, and runs to generate for."""
 
+import json
 import os
 import shlex
 import signal
@@ -9,6 +10,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 
 import pytest
@@ -49,7 +51,13 @@ MakeRun = Callable[..., tuple[Run, Chunk, Settings]]
 def make_run(tmp_path: Path) -> MakeRun:
     """Makes the run `r` with one chunk of the given prompts (ids), and settings for `generate`."""
 
-    def make(prompts: list[list[int]], target: Path | None = None, **generate: object) -> tuple[Run, Chunk, Settings]:
+    def make(
+        prompts: list[list[int]],
+        target: Path | None = None,
+        messages: list[dict[str, str]] | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        **generate: object,
+    ) -> tuple[Run, Chunk, Settings]:
         if target is None:
             target = tmp_path / "target"
             target.mkdir()
@@ -67,7 +75,8 @@ def make_run(tmp_path: Path) -> MakeRun:
             }
         )
         run = create_run(tmp_path / "runs", "r", settings)
-        rows = [Prompt(f"p{number}", "s", "[]", None, ids) for number, ids in enumerate(prompts)]
+        said, given = json.dumps(messages or []), json.dumps(tools) if tools else None
+        rows = [Prompt(f"p{number}", "s", said, given, ids) for number, ids in enumerate(prompts)]
         run.prompts("s").parent.mkdir(parents=True)
         write_prompts(run.prompts("s"), rows)
         publish_json(run.chunks, {"chunks": [{"chunk": "s-0", "source": "s", "first": 0, "count": len(rows)}]})
