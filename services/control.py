@@ -8,11 +8,17 @@ from services.runs import Run, read_json, replace_json
 
 @dataclass(frozen=True)
 class Control:
-    """`paused` is why, or None; the budgets end in a pause: answer tokens in all, and a time in ISO 8601."""
+    """What was submitted of a run, and whether it goes on.
+
+    `paused` is why, or None. The budgets end in a pause: answer tokens of the run in all, and a time in ISO 8601.
+    `sources` and `limit` (prompts) narrow what is submitted; None: all.
+    """
 
     paused: str | None = None
     max_tokens: int | None = None
     until: str | None = None
+    sources: list[str] | None = None
+    limit: int | None = None
 
     def spent(self, output_tokens: int) -> str | None:
         """Which budget is used up, or None."""
@@ -35,7 +41,12 @@ def pause(run: Run, reason: str) -> None:
     replace_json(run.control, asdict(replace(read_control(run), paused=reason)))
 
 
-def set_budget(run: Run, max_tokens: int | None = None, hours: float | None = None) -> None:
-    """Lift a pause and replace the budgets: answer tokens of the run in all, and hours from now; None: no end."""
+def go_on(run: Run, max_tokens: int | None = None, hours: float | None = None) -> None:
+    """Lift a pause, and replace the budgets: answer tokens of the run in all, and hours from now; None: no end."""
     until = None if hours is None else (datetime.now(UTC) + timedelta(hours=hours)).isoformat(timespec="seconds")
-    replace_json(run.control, asdict(Control(None, max_tokens, until)))
+    replace_json(run.control, asdict(replace(read_control(run), paused=None, max_tokens=max_tokens, until=until)))
+
+
+def narrow(run: Run, sources: list[str] | None, limit: int | None) -> None:
+    """Submit these sources and about so many prompts of the run; None: all."""
+    replace_json(run.control, asdict(replace(read_control(run), sources=sources, limit=limit)))

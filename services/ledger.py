@@ -173,11 +173,13 @@ class JournalCounter:
     def _count(self, line: bytes) -> None:
         # The ids come last and make up most of a line: they are counted, not parsed.
         head, _, ids = line.partition(JOURNAL_IDS)
+        if not ids.endswith(b"]}"):
+            return
         try:
-            answer = json.loads(head + b"}") if ids.endswith(b"]}") else json.loads(line)
+            answer = json.loads(head + b"}")
         except ValueError:
             return
-        if "status" not in answer or answer["prompt_id"] in self.prompt_ids:
+        if answer["prompt_id"] in self.prompt_ids:
             return
         self.prompt_ids.add(answer["prompt_id"])
         if answer["status"] == "completed":
@@ -197,13 +199,16 @@ def total(counts: Iterable[GenerateCounts]) -> GenerateCounts:
     return added
 
 
-def count_assembled(run: Run) -> dict[str, dict[str, Any]]:
-    """By chunk, what assembling published: samples, tokens, supervised tokens and drops by reason."""
-    return {
-        chunk.chunk: read_json(run.assembled(chunk.chunk))
-        for chunk in read_chunks(run)
-        if run.assembled(chunk.chunk).is_file()
-    }
+def count_assembled(run: Run, known: dict[str, dict[str, Any]] | None = None) -> dict[str, dict[str, Any]]:
+    """By chunk, what assembling published: samples, tokens, supervised tokens and drops by reason.
+
+    Who counts again and again hands over what it was given last: only what is new since is read.
+    """
+    counts = {} if known is None else known
+    for chunk in read_chunks(run):
+        if chunk.chunk not in counts and run.assembled(chunk.chunk).is_file():
+            counts[chunk.chunk] = read_json(run.assembled(chunk.chunk))
+    return counts
 
 
 def check_balance(what: str, expected: int, parts: dict[str, int]) -> None:

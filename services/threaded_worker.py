@@ -58,13 +58,15 @@ class ThreadedWorker(QueueWorker, SimpleWorker):
         self._beaten = 0.0
         self._structlog = structlog.get_logger()
 
-    def work(self, burst: bool = False, with_scheduler: bool = False, logging_level: str = "INFO", **_: Any) -> bool:
+    def work(  # type: ignore[override]
+        self, burst: bool = False, logging_level: str = "INFO", with_scheduler: bool = False
+    ) -> bool:
         """Run jobs until told to stop; in burst mode, until the queue is empty and the last job has ended."""
         self._patiently(lambda: self.bootstrap(logging_level))
         if with_scheduler:
             self._patiently(lambda: self._start_scheduler(burst, logging_level))
         if not burst:
-            self._install_signal_handlers()
+            self._install_signal_handlers()  # type: ignore[no-untyped-call]
         worked = False
         while not (self._stop_requested or burst) or self._threads:
             worked |= bool(self._patiently(lambda: self._turn(burst)))
@@ -116,7 +118,7 @@ class ThreadedWorker(QueueWorker, SimpleWorker):
             time.sleep(0.05)
             return False
         if self.should_run_maintenance_tasks:
-            self.run_maintenance_tasks()
+            self.run_maintenance_tasks()  # type: ignore[no-untyped-call]
         taken = self._take(None if burst else DEQUEUE_SECONDS)
         if taken is None:
             time.sleep(0.05 if burst else 0)

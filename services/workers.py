@@ -75,7 +75,7 @@ class QueueWorker(BaseWorker):
         for of_stage in self.queues:
             if self.connection.ttl(of_stage.registry_cleaning_key) > MAINTENANCE_LOCK_TTL:
                 self.connection.expire(of_stage.registry_cleaning_key, MAINTENANCE_LOCK_TTL)
-        super().clean_registries()
+        super().clean_registries()  # type: ignore[no-untyped-call]
 
 
 class HeartbeatWorker(QueueWorker, Worker):
@@ -87,9 +87,9 @@ class HeartbeatWorker(QueueWorker, Worker):
             os.kill(self.horse_pid, signal.SIGTERM)
 
 
-def check_layout(stage: Stage, function: str, arguments: Any, keywords: Any) -> None:
+def check_layout(stage: Stage, function: str | None, arguments: Any, keywords: Any) -> None:
     """Raises UserError unless a job is one that this version enqueues: a function of the stage, and short names."""
-    module, _, name = function.rpartition(".")
+    module, _, name = (function or "").rpartition(".")
     job = getattr(importlib.import_module(JOB_MODULES[stage]), name, None) if module == JOB_MODULES[stage] else None
     fits = inspect.isfunction(job) and len(inspect.signature(job).parameters) == len(arguments) and not keywords
     if not fits or not all(isinstance(argument, str) for argument in arguments):
