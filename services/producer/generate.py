@@ -24,6 +24,7 @@ from services.runs import Run, publish, publish_json
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
 FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 HELD_BY_ANOTHER_SECONDS = 0.5
+FULL_DISK_TOLD_SECONDS = 30.0
 
 T = TypeVar("T")
 
@@ -210,14 +211,13 @@ async def _when_there_is_space(session: Session, write: Callable[[], Awaitable[T
     """Write, and on a full disk wait for space: what is in memory is paid for."""
     pace = session.servers.pace
     began = time.monotonic()
-    told = False
     while True:
         try:
             return await write()
         except OSError as error:
             if error.errno not in FULL_DISK or time.monotonic() - began > pace.patience:
                 raise
-            if not told:
+            if time.monotonic() - session.full_disk_told > FULL_DISK_TOLD_SECONDS:
+                session.full_disk_told = time.monotonic()
                 structlog.get_logger().error("disk_full", path=str(session.run.root), patience=pace.patience)
-                told = True
         await asyncio.sleep(pace.probe_interval)

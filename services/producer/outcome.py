@@ -13,6 +13,7 @@ THINK, END_THINK = "<think>", "</think>"
 # Faults of a sampled answer that another sample may not have. `aborted` is the server's and retried as such.
 ASKED_AGAIN = {
     "empty answer",
+    "cut short",
     "repetition",
     "unclosed thinking",
     "unparsable tool call",

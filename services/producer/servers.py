@@ -25,6 +25,7 @@ from services.records import Prompt
 from services.settings import Settings
 
 RATE_WINDOW_SECONDS = 120.0
+LONGEST_PROGRESS_INTERVAL = 10.0
 
 
 class ServersUnavailableError(Exception):
@@ -41,7 +42,6 @@ class Pace:
 
     patience: float = 300
     probe_interval: float = 2
-    progress_interval: float = 10
     first_backoff: float = 0.5
     longest_backoff: float = 30
 
@@ -206,10 +206,11 @@ class Servers:
 
     async def _watch(self) -> None:
         checked = 0.0
+        stall_timeout = self._settings.generate.stall_timeout
         while True:
             await self._resolve()
             await asyncio.gather(*(self._probe(server) for server in self.all if not server.healthy))
-            if time.monotonic() - checked > self.pace.progress_interval:
+            if time.monotonic() - checked > min(LONGEST_PROGRESS_INTERVAL, stall_timeout / 4):
                 checked = time.monotonic()
                 await asyncio.gather(*(self._check_progress(server) for server in self.all if server.healthy))
             self._hand_out()

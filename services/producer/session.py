@@ -34,6 +34,7 @@ class Session:
     revision: str
     open_chunks: set[str] = field(default_factory=set)
     stopped: str | None = None
+    full_disk_told: float = float("-inf")
     _priorities: Iterator[int] = field(default_factory=itertools.count)
 
     def next_priority(self) -> int:

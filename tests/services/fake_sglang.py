@@ -29,6 +29,7 @@ Fault = (
 )
 END = 2
 SLOW_SECONDS = 5.0
+LASTING_FAULT_EVERY = 499
 ID_POOL = ",".join(str(10 + (7919 * number) % 80) for number in range(1 << 16))
 
 
@@ -74,6 +75,7 @@ class FakeSglang:
         asked_log: Path | None = None,
         poison: int | None = None,
         keep_requests: bool = True,
+        gateway: bool = False,
     ) -> None:
         self.model = model
         self.fault = fault
@@ -85,12 +87,15 @@ class FakeSglang:
         self.port = port
         self.poison = poison
         self.keep_requests = keep_requests
+        self.gateway = gateway
         self.asked: Counter[int] = Counter()
         self.requests: list[dict[str, Any]] = []
         self.in_flight = 0
         self.most_in_flight = 0
         self.hanging = False
         self.working = 0
+        self.hung = 0
+        self.progress = 0.0
         self.busy_seconds = 0.0
         self.tokens = 0
         self._changed_at = time.monotonic()
@@ -129,14 +134,19 @@ class FakeSglang:
             [
                 web.get("/health", self._health),
                 web.get("/v1/models", self._models),
-                web.get("/server_info", self._server_info),
-                web.get("/metrics", self._metrics),
+                web.post("/generate", self._generate),
                 web.get("/fake/state", self._state),
                 web.post("/fake/hang", self._hang),
-                web.post("/detokenize", self._detokenize),
-                web.post("/generate", self._generate),
             ]
         )
+        if not self.gateway:
+            app.add_routes(
+                [
+                    web.get("/server_info", self._server_info),
+                    web.get("/metrics", self._metrics),
+                    web.post("/detokenize", self._detokenize),
+                ]
+            )
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", self.port, backlog=2048, reuse_address=True)
@@ -159,9 +169,8 @@ class FakeSglang:
     async def _metrics(self, _request: web.Request) -> web.Response:
         self._account()
         rate = self.load.tokens_per_second if self.load else 100.0
-        done = 0 if self.hanging else int(self.busy_seconds * rate)
         lines = [
-            f'sglang:realtime_tokens_total{{mode="decode"}} {done}',
+            f'sglang:realtime_tokens_total{{mode="decode"}} {int(self.progress * rate)}',
             f"sglang:generation_tokens_total {self.tokens}",
             f"sglang:num_running_reqs {self.working}",
         ]
@@ -173,7 +182,9 @@ class FakeSglang:
         return web.json_response({"busy_seconds": self.busy_seconds, "tokens": self.tokens, "requests": asked})
 
     async def _hang(self, request: web.Request) -> web.Response:
-        self.hanging = bool((await request.json())["hanging"])
+        hanging = bool((await request.json())["hanging"])
+        self._account()
+        self.hanging = hanging
         return web.json_response({})
 
     async def _detokenize(self, _request: web.Request) -> web.Response:
@@ -197,8 +208,9 @@ class FakeSglang:
             async with self._slots, self._at_work():
                 length = self.load.length(body["input_ids"]) if self.load else 0
                 await asyncio.sleep(self._seconds(fault, length))
-                while self.hanging or fault == "hang":
-                    await asyncio.sleep(0.05)
+                async with self._hung():
+                    while self.hanging or fault == "hang":
+                        await asyncio.sleep(0.05)
         finally:
             self.in_flight -= 1
         return self._answer(request, body["input_ids"], fault, body["sampling_params"]["max_new_tokens"], length)
@@ -218,9 +230,21 @@ class FakeSglang:
             self._account()
             self.working -= 1
 
+    @contextlib.asynccontextmanager
+    async def _hung(self) -> AsyncIterator[None]:
+        self._account()
+        self.hung += 1
+        try:
+            yield
+        finally:
+            self._account()
+            self.hung -= 1
+
     def _account(self) -> None:
         now = time.monotonic()
         self.busy_seconds += self.working * (now - self._changed_at)
+        if not self.hanging:
+            self.progress += (self.working - self.hung) * (now - self._changed_at)
         self._changed_at = now
 
     def _answer(
@@ -262,10 +286,12 @@ class FakeSglang:
 
 
 def random_faults(rate: float, seed: int) -> Callable[[int, int], Fault]:
-    """Passing faults of every kind: of a prompt's first two tries, `rate` fail."""
+    """Passing faults of every kind: of a prompt's first two tries, `rate` fail; and some that last."""
     kinds: list[Fault] = ["drop", "429", "500", "503", "abort", "empty", "cut"]
 
     def fault(first: int, asked: int) -> Fault:
+        if first % LASTING_FAULT_EVERY == 0:
+            return "empty" if first % 2 else "400"
         drawn = random.Random(f"{seed} {first} {asked}")
         return drawn.choice(kinds) if asked < 2 and drawn.random() < rate else None
 

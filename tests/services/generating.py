@@ -1,5 +1,6 @@
 """One chunk generated in the test's own process."""
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,13 +12,14 @@ from services.records import Chunk, Completion
 from services.runs import Run
 from services.settings import Settings
 
-QUICK = Pace(patience=10, probe_interval=0.02, progress_interval=0.05, first_backoff=0.01, longest_backoff=0.02)
+LONGEST_SECONDS = 60
+QUICK = Pace(patience=10, probe_interval=0.02, first_backoff=0.01, longest_backoff=0.02)
 
 
 async def generate_once(
     run: Run, chunk: Chunk, settings: Settings, urls: Sequence[str], pace: Pace | None = None
 ) -> None:
-    async with open_session(run, settings, urls, pace) as session:
+    async with asyncio.timeout(LONGEST_SECONDS), open_session(run, settings, urls, pace) as session:
         await generate_chunk(session, chunk)
 
 
