@@ -6,6 +6,7 @@ stop, it takes none any more and ends with its last job, which the host makes fi
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from rq import Queue, SimpleWorker, worker_registration
 from rq.exceptions import DequeueTimeout
 from rq.executions import Execution
 from rq.job import Job
+from rq.scheduler import RQScheduler
 from rq.timeouts import TimerDeathPenalty
 from rq.worker import WorkerStatus
 
@@ -28,6 +30,7 @@ from services.workers import QueueWorker
 HEARTBEAT_TTL = 30
 BEAT_SECONDS = 5.0
 DEQUEUE_SECONDS = 1
+SCHEDULE_SECONDS = 1.0
 REDIS_PAUSE_SECONDS = 1.0
 
 
@@ -56,6 +59,7 @@ class ThreadedWorker(QueueWorker, SimpleWorker):
         self._host = host
         self._threads: dict[threading.Thread, tuple[Job, Execution]] = {}
         self._beaten = 0.0
+        self._scheduled = 0.0
         self._structlog = structlog.get_logger()
 
     def work(  # type: ignore[override]
@@ -63,16 +67,18 @@ class ThreadedWorker(QueueWorker, SimpleWorker):
     ) -> bool:
         """Run jobs until told to stop; in burst mode, until the queue is empty and the last job has ended."""
         self._patiently(lambda: self.bootstrap(logging_level))
-        if with_scheduler:
-            self._patiently(lambda: self._start_scheduler(burst, logging_level))
+        # In this process: one that was forked would outlive this worker when it is killed.
+        scheduler = RQScheduler(self.queues, self.connection, serializer=self.serializer) if with_scheduler else None
         if not burst:
             self._install_signal_handlers()  # type: ignore[no-untyped-call]
         worked = False
         while not (self._stop_requested or burst) or self._threads:
-            worked |= bool(self._patiently(lambda: self._turn(burst)))
+            worked |= bool(self._patiently(lambda: self._turn(burst, scheduler)))
             if burst and worked and not self._threads and self.queues[0].is_empty():
                 break
-        self._patiently(self.teardown, tries=3)
+        if scheduler:
+            self._patiently(scheduler.release_locks)
+        self._patiently(self.teardown)
         return worked
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002  (a signal handler)
@@ -110,10 +116,14 @@ class ThreadedWorker(QueueWorker, SimpleWorker):
             pipeline.execute()
         self._structlog.info("job_handed_back", job=job.id)
 
-    def _turn(self, burst: bool) -> bool:
+    def _turn(self, burst: bool, scheduler: RQScheduler | None) -> bool:
         """One round: show life, maintain, take a job when there is room. Returns whether one was taken."""
         self._threads = {thread: taken for thread, taken in self._threads.items() if thread.is_alive()}
         self._beat()
+        if scheduler and time.monotonic() - self._scheduled > SCHEDULE_SECONDS:
+            self._scheduled = time.monotonic()
+            if scheduler.acquire_locks():  # type: ignore[no-untyped-call]
+                scheduler.enqueue_scheduled_jobs()  # type: ignore[no-untyped-call]
         if self._stop_requested or not self._host.has_room(len(self._threads)):
             time.sleep(0.05)
             return False
@@ -159,14 +169,13 @@ class ThreadedWorker(QueueWorker, SimpleWorker):
             # Its results are files: whoever runs the job again finds them.
             self._structlog.error("job_end_not_recorded", job=job.id, error=str(error))
 
-    def _patiently(self, action: Any, tries: int | None = None) -> Any:
-        """Do it again until Redis answers: what runs here goes on without it."""
+    def _patiently(self, action: Callable[[], Any]) -> Any:
+        """Do it again until Redis answers: what runs here goes on without it, and so does the end of it all."""
         while True:
             try:
                 return action()
             except (RedisError, OSError) as error:
                 self._structlog.error("redis_unreachable", error=str(error))
-                tries = tries and tries - 1
-                if tries == 0:
+                if self._stop_requested and not any(thread.is_alive() for thread in self._threads):
                     return None
                 time.sleep(REDIS_PAUSE_SECONDS)

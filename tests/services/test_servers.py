@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -95,7 +95,7 @@ def test_of_suspects_each_server_has_one_at_a_time(make_run: MakeRun) -> None:
 
 
 @pytest.fixture
-def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[str]]]:
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """Names that the resolver knows, to be changed while a run goes on."""
     known: dict[str, list[str]] = {}
 
@@ -103,7 +103,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[str]]]:
         return known.get(url, [url])
 
     monkeypatch.setattr(probes, "addresses", addresses)
-    yield known
+    return known
 
 
 def test_a_server_that_comes_is_taken_up_and_one_that_goes_is_left(
