@@ -30,7 +30,7 @@ materials: envs ## Put the demo's prompts, target model and existing corpus in p
 	@$(STACK) materials
 
 .PHONY: test
-test: envs tools materials test-unit test-services ## Pass the tests: unit tests, and services on a real Redis and SGLang
+test: envs tools materials test-unit test-services test-chaos ## Pass the tests: unit tests, services on a real Redis and SGLang, chaos
 
 .PHONY: test-unit
 test-unit: ## Unit tests, each room's in its own image's environment
@@ -42,6 +42,14 @@ test-unit: ## Unit tests, each room's in its own image's environment
 .PHONY: test-services
 test-services: ## Tests on a real embedded Redis and the real SGLang server
 	$(ENVS)/producer/bin/python $(RUN_IN) tests/services
+
+.PHONY: test-chaos
+test-chaos: ## Kill workers, servers and Redis while a run goes on, and count what came of every prompt
+	$(ENVS)/producer/bin/python $(RUN_IN) tests/chaos
+
+.PHONY: bench-generate
+bench-generate: envs tools ## Measure generation: slot use, producer CPU, the reference run's 193,010 prompts
+	$(ENVS)/producer/bin/python $(RUN_IN) --rootdir . -p no:cacheprovider -s tests/benchmarks/bench_generate.py
 
 .PHONY: test-stack
 test-stack: envs tools materials ## Build the cpu images, bring the stack up in containers, and run the pipeline in it

@@ -14,6 +14,7 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from services.errors import UserError
+from services.target import vocabulary_size
 
 Message = dict[str, Any]
 Tool = dict[str, Any]
@@ -73,23 +74,6 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
             "they do not belong together"
         )
     return tokenizer
-
-
-def vocabulary_size(path: Path) -> int:
-    """Rows of the target's embedding: every valid id is below it. SGLang crashes on one that is not.
-
-    Raises:
-        UserError: config.json is missing, or does not say.
-    """
-    config_path = path / "config.json"
-    try:
-        config = json.loads(config_path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"target model {path}: config.json cannot be read: {_one_line(error)}") from error
-    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
-    if not isinstance(size, int):
-        raise UserError(f"{config_path}: no vocab_size; this is no causal language model")
-    return size
 
 
 def tokenizer_fingerprint(path: Path) -> str:

@@ -1,17 +1,23 @@
 """What became of every prompt, counted from a run's files: correct at any moment, whatever Redis knows."""
 
+import hashlib
 import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from services.errors import UserError
-from services.records import Chunk
+from services.records import Chunk, read_origin
 from services.runs import Run, publish_json, read_json
 from services.settings import Settings
+
+# In a journal's line, what stands before the generated ids, which are its last field.
+JOURNAL_IDS = b',"output_ids":['
 
 
 @dataclass
@@ -22,7 +28,6 @@ class GenerateCounts:
     completed: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
-    prompt_tokens: int = 0
     output_tokens: int = 0
     chunks: int = 0
     chunks_done: int = 0
@@ -35,6 +40,10 @@ class GenerateCounts:
     @property
     def waiting(self) -> int:
         return self.prompts - self.finished - self.in_journal
+
+    def add(self, other: "GenerateCounts") -> None:
+        for name in vars(self):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 def plan_chunks(run: Run, settings: Settings) -> list[Chunk]:
@@ -73,48 +82,133 @@ def find_chunk(run: Run, name: str) -> Chunk:
     raise UserError(f"run {run.name} has no chunk {name!r} in {run.chunks}; enqueue with `dflash-stack submit`")
 
 
+def summarize(path: Path) -> dict[str, Any]:
+    """Counts, size, checksum and origin of a chunk's published completions, read from the file itself."""
+    table = pq.read_table(path, columns=["status", "reason", "output_ids"])
+    lengths = pc.list_value_length(table["output_ids"]).to_pylist()
+    rows = list(zip(table["status"].to_pylist(), table["reason"].to_pylist(), lengths, strict=True))
+    with path.open("rb") as file:
+        checksum = hashlib.file_digest(file, "sha256").hexdigest()
+    return {
+        "completed": sum(status == "completed" for status, _, _ in rows),
+        "rejected": Counter(reason for status, reason, _ in rows if status == "rejected"),
+        "failed": Counter(reason for status, reason, _ in rows if status == "failed"),
+        "output_tokens": sum(length for status, _, length in rows if status == "completed"),
+        "bytes": path.stat().st_size,
+        "sha256": checksum,
+        "origin": read_origin(path),
+    }
+
+
+class GenerateCounter:
+    """Counts a run's answers again and again: published summaries are read once, journals as far as they grew."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._chunks: list[Chunk] = []
+        self._summaries: dict[str, dict[str, Any]] = {}
+        self._journals: dict[str, JournalCounter] = {}
+
+    def count(self) -> dict[str, GenerateCounts]:
+        """Counts by source, from the published completions and the journals of unfinished chunks."""
+        # The plan is published once, so it never changes after it is there.
+        self._chunks = self._chunks or read_chunks(self._run)
+        counts: dict[str, GenerateCounts] = {}
+        for chunk in self._chunks:
+            of_source = counts.setdefault(chunk.source, GenerateCounts())
+            of_source.chunks += 1
+            of_source.prompts += chunk.count
+            summary = self._summary(chunk.chunk)
+            if summary is None:
+                journal = self._journals.setdefault(chunk.chunk, JournalCounter(self._run.journal(chunk.chunk)))
+                # A journal that is gone may have been published since the summary was looked for.
+                summary = None if journal.update() else self._summary(chunk.chunk)
+            if summary is None:
+                of_source.in_journal += len(journal.prompt_ids)
+                of_source.output_tokens += journal.output_tokens
+                continue
+            of_source.chunks_done += 1
+            of_source.completed += summary["completed"]
+            of_source.rejected.update(summary["rejected"])
+            of_source.failed.update(summary["failed"])
+            of_source.output_tokens += summary["output_tokens"]
+        return counts
+
+    def _summary(self, chunk: str) -> dict[str, Any] | None:
+        if chunk not in self._summaries:
+            if self._run.summary(chunk).is_file():
+                self._summaries[chunk] = read_json(self._run.summary(chunk))
+            elif self._run.completions(chunk).is_file():
+                # Published a moment ago, or by a worker that was killed before it wrote the summary.
+                return summarize(self._run.completions(chunk))
+            else:
+                return None
+            self._journals.pop(chunk, None)
+        return self._summaries[chunk]
+
+
+class JournalCounter:
+    """Finished prompts in a journal that grows, and the tokens of their completed answers."""
+
+    def __init__(self, path: Path) -> None:
+        self.prompt_ids: set[str] = set()
+        self.output_tokens = 0
+        self._path = path
+        self._read_bytes = 0
+
+    def update(self) -> bool:
+        """Read what was appended since; a line that a kill cut off is not counted. Returns whether it is there."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._read_bytes)
+                appended = file.read()
+        except FileNotFoundError:
+            return False
+        whole, newline, _ = appended.rpartition(b"\n")
+        self._read_bytes += len(whole) + len(newline)
+        for line in whole.split(b"\n"):
+            self._count(line)
+        return True
+
+    def _count(self, line: bytes) -> None:
+        # The ids come last and make up most of a line: they are counted, not parsed.
+        head, _, ids = line.partition(JOURNAL_IDS)
+        if not ids.endswith(b"]}"):
+            return
+        try:
+            answer = json.loads(head + b"}")
+        except ValueError:
+            return
+        if answer["prompt_id"] in self.prompt_ids:
+            return
+        self.prompt_ids.add(answer["prompt_id"])
+        if answer["status"] == "completed":
+            self.output_tokens += ids.count(b",") + 1 if len(ids) > len(b"]}") else 0
+
+
 def count_generated(run: Run) -> dict[str, GenerateCounts]:
     """Counts by source, from the published completions and the journals of unfinished chunks."""
-    counts: dict[str, GenerateCounts] = {}
+    return GenerateCounter(run).count()
+
+
+def total(counts: Iterable[GenerateCounts]) -> GenerateCounts:
+    """All sources together."""
+    added = GenerateCounts()
+    for of_source in counts:
+        added.add(of_source)
+    return added
+
+
+def count_assembled(run: Run, known: dict[str, dict[str, Any]] | None = None) -> dict[str, dict[str, Any]]:
+    """By chunk, what assembling published: samples, tokens, supervised tokens and drops by reason.
+
+    Who counts again and again hands over what it was given last: only what is new since is read.
+    """
+    counts = {} if known is None else known
     for chunk in read_chunks(run):
-        of_source = counts.setdefault(chunk.source, GenerateCounts())
-        of_source.chunks += 1
-        of_source.prompts += chunk.count
-        path = run.completions(chunk.chunk)
-        if path.is_file():
-            of_source.chunks_done += 1
-            _add_completions(path, of_source)
-        else:
-            journal = run.journal(chunk.chunk)
-            answers = list(read_journal(journal).values())
-            of_source.in_journal += len(answers)
-            of_source.output_tokens += sum(
-                len(answer["output_ids"]) for answer in answers if answer["status"] == "completed"
-            )
+        if chunk.chunk not in counts and run.assembled(chunk.chunk).is_file():
+            counts[chunk.chunk] = read_json(run.assembled(chunk.chunk))
     return counts
-
-
-def read_journal(path: Path) -> dict[str, dict[str, Any]]:
-    """Finished answers of an unfinished chunk by prompt id; a line cut off by a kill is not counted."""
-    answers: dict[str, dict[str, Any]] = {}
-    if not path.is_file():
-        return answers
-    for line in path.read_bytes().split(b"\n"):
-        try:
-            answer = json.loads(line)
-            answers.setdefault(answer["prompt_id"], answer)
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError):
-            continue
-    return answers
-
-
-def count_assembled(run: Run) -> dict[str, dict[str, Any]]:
-    """By chunk, what assembling published: samples, tokens, supervised tokens and drops by reason."""
-    return {
-        chunk.chunk: read_json(run.assembled(chunk.chunk))
-        for chunk in read_chunks(run)
-        if run.assembled(chunk.chunk).is_file()
-    }
 
 
 def check_balance(what: str, expected: int, parts: dict[str, int]) -> None:
@@ -122,16 +216,3 @@ def check_balance(what: str, expected: int, parts: dict[str, int]) -> None:
     if expected != sum(parts.values()):
         listed = " + ".join(f"{count} {name}" for name, count in parts.items())
         raise UserError(f"{what}: {listed} = {sum(parts.values())}, but {expected} entered; the run's files disagree")
-
-
-def _add_completions(path: Path, counts: GenerateCounts) -> None:
-    table = pq.read_table(path, columns=["status", "reason", "output_ids"])
-    lengths = table["output_ids"].combine_chunks().value_lengths().to_pylist()
-    for status, reason, length in zip(table["status"].to_pylist(), table["reason"].to_pylist(), lengths, strict=True):
-        if status == "completed":
-            counts.completed += 1
-            counts.output_tokens += length
-        elif status == "rejected":
-            counts.rejected[reason] += 1
-        else:
-            counts.failed[reason] += 1

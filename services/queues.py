@@ -4,16 +4,18 @@ A job is a dotted name and a few short strings, serialized as JSON. Every job is
 lost worker costs a retry and nothing else.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from redis import Redis
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry as ConnectionRetry
 from rq import Queue, Retry
-from rq.job import Job, JobStatus
+from rq.exceptions import NoSuchJobError
+from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from services.errors import UserError
@@ -32,13 +34,15 @@ JOB_MODULES: dict[Stage, str] = {
 
 RETRY_INTERVALS = [5, 30, 120]
 RESULT_TTL = 3600
-WAITING = {JobStatus.QUEUED, JobStatus.SCHEDULED, JobStatus.DEFERRED, JobStatus.CREATED}
+ENQUEUED_AT_ONCE = 500
+
+State = Literal["missing", "waiting", "running", "finished", "failed"]
 
 
 class JobState(NamedTuple):
     """Where a job stands; `error` is one line, for a failed one."""
 
-    state: Literal["missing", "waiting", "running", "finished", "failed"]
+    state: State
     error: str | None = None
 
 
@@ -77,46 +81,82 @@ def enqueue(stage: Stage, connection: Redis, job: str, *names: str, job_timeout:
     A finished or failed job of the same names is replaced: the job itself sees whether its result is there.
     Returns whether it was enqueued.
     """
-    name = job_id(stage, job, *names)
-    if job_state(name, connection).state in {"waiting", "running"}:
-        return False
-    queue(stage, connection).enqueue_call(
-        f"{JOB_MODULES[stage]}.{job}",
-        args=names,
-        job_id=name,
-        timeout=job_timeout,
-        result_ttl=RESULT_TTL,
-        retry=Retry(max=len(RETRY_INTERVALS), interval=RETRY_INTERVALS),
-        meta={"enqueued_at": datetime.now(UTC).isoformat()},
+    return bool(enqueue_missing(stage, connection, job, [names], job_timeout=job_timeout))
+
+
+def enqueue_missing(
+    stage: Stage, connection: Redis, job: str, names: Sequence[tuple[str, ...]], job_timeout: int
+) -> list[str]:
+    """`enqueue` for many jobs of one kind, in few round trips. Returns the ids of those that were enqueued."""
+    ids = {job_id(stage, job, *of_job): of_job for of_job in names}
+    states = job_states(stage, ids.keys(), connection)
+    missing = [name for name in ids if states[name] not in {"waiting", "running"}]
+    of_stage = queue(stage, connection)
+    for begin in range(0, len(missing), ENQUEUED_AT_ONCE):
+        some = missing[begin : begin + ENQUEUED_AT_ONCE]
+        with connection.pipeline() as pipeline:
+            pipeline.zrem(of_stage.failed_job_registry.key, *some)
+            pipeline.zrem(of_stage.finished_job_registry.key, *some)
+            pipeline.delete(*(Job.key_for(name) for name in some))
+            of_stage.enqueue_many(
+                [
+                    Queue.prepare_data(
+                        f"{JOB_MODULES[stage]}.{job}",
+                        args=list(ids[name]),
+                        job_id=name,
+                        timeout=job_timeout,
+                        result_ttl=RESULT_TTL,
+                        retry=Retry(max=len(RETRY_INTERVALS), interval=RETRY_INTERVALS),
+                        meta={"enqueued_at": datetime.now(UTC).isoformat()},
+                    )
+                    for name in some
+                ],
+                pipeline=pipeline,
+            )
+            pipeline.execute()
+    return missing
+
+
+def job_states(stage: Stage, names: Collection[str], connection: Redis) -> dict[str, State]:
+    """Where each job with these ids stands; a few round trips for any number of them."""
+    of_stage = queue(stage, connection)
+    with connection.pipeline() as pipeline:
+        pipeline.zrange(of_stage.finished_job_registry.key, 0, -1)
+        pipeline.zrange(of_stage.failed_job_registry.key, 0, -1)
+        pipeline.zrange(of_stage.scheduled_job_registry.key, 0, -1)
+        pipeline.lrange(of_stage.key, 0, -1)
+        pipeline.lrange(of_stage.intermediate_queue_key, 0, -1)
+        # Entries whose time is up are of dead workers: nobody runs them.
+        pipeline.zrangebyscore(of_stage.started_job_registry.key, time.time(), "+inf")
+        finished, failed, scheduled, queued, popped, started = pipeline.execute()
+    states: dict[str, State] = dict.fromkeys(names, "missing")
+    # The later of these is the newer: a retried job may still be listed as failed.
+    by_age: tuple[tuple[State, list[bytes]], ...] = (
+        ("finished", finished),
+        ("failed", failed),
+        ("waiting", [*scheduled, *queued, *popped]),
+        ("running", [entry.rpartition(b":")[0] for entry in started]),
     )
-    return True
+    for state, listed in by_age:
+        for entry in listed:
+            if (name := entry.decode()) in states:
+                states[name] = state
+    return states
 
 
 def job_state(name: str, connection: Redis) -> JobState:
-    """What Redis knows of the job with this id."""
-    return job_states([name], connection)[name]
+    """Where the job with this id stands, and why it failed."""
+    stage = cast(Stage, name.partition("--")[0])
+    state = job_states(stage, [name], connection)[name]
+    return JobState(state, job_error(name, connection) if state == "failed" else None)
 
 
-def job_states(names: Sequence[str], connection: Redis) -> dict[str, JobState]:
-    """What Redis knows of the jobs with these ids."""
-    jobs = Job.fetch_many(names, connection=connection, serializer=JSONSerializer)
-    return {name: _state(job) for name, job in zip(names, jobs, strict=True)}
-
-
-def _state(job: Job | None) -> JobState:
-    if job is None:
-        return JobState("missing")
-    status = job.get_status(refresh=False)
-    if status in WAITING:
-        return JobState("waiting")
-    if status == JobStatus.STARTED:
-        return JobState("running")
-    if status == JobStatus.FINISHED:
-        return JobState("finished")
-    return JobState("failed", _failure(job))
-
-
-def _failure(job: Job) -> str:
+def job_error(name: str, connection: Redis) -> str:
+    """Why the job with this id failed, in one line."""
+    try:
+        job = Job.fetch(name, connection=connection, serializer=JSONSerializer)
+    except NoSuchJobError:
+        return "it is gone from Redis"
     if told := job.meta.get("error"):
         return str(told)
     result = job.latest_result()

@@ -1,6 +1,7 @@
 """The records that the stages hand on, with their Arrow schemas."""
 
-from dataclasses import asdict, dataclass
+import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,6 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 TOKEN_IDS = pa.list_(pa.int32())
+
+# A chunk's prompts are read without the rest of their source.
+ROW_GROUP_SIZE = 1024
+ORIGIN = "dflash.origin"
 
 # Conversations and tools differ in their fields from row to row, which no Arrow struct holds without loss
 # (datasets#7869), so they are kept as JSON text.
@@ -94,22 +99,40 @@ class Chunk:
 
 
 def write_prompts(path: Path, prompts: list[Prompt]) -> None:
-    _write(path, [asdict(prompt) for prompt in prompts], PROMPT_SCHEMA)
+    _write(path, [vars(prompt) for prompt in prompts], PROMPT_SCHEMA)
 
 
 def read_prompts(path: Path, first: int = 0, count: int | None = None) -> list[Prompt]:
-    """`count` prompts from row `first` on (all of the rest by default)."""
-    rows = pq.read_table(path, schema=PROMPT_SCHEMA).slice(first, count).to_pylist()
-    return [Prompt(**row) for row in rows]
+    """`count` prompts from row `first` on (all of the rest by default); only their row groups are read."""
+    with pq.ParquetFile(path) as file:
+        end = file.metadata.num_rows if count is None else first + count
+        groups, begin, skipped = [], 0, None
+        for group in range(file.metadata.num_row_groups):
+            rows = file.metadata.row_group(group).num_rows
+            if begin < end and begin + rows > first:
+                groups.append(group)
+                skipped = begin if skipped is None else skipped
+            begin += rows
+        table = file.read_row_groups(groups).cast(PROMPT_SCHEMA)
+    return [Prompt(**row) for row in table.slice(first - (skipped or 0), count).to_pylist()]
 
 
-def write_completions(path: Path, completions: list[Completion]) -> None:
-    _write(path, [asdict(completion) for completion in completions], COMPLETION_SCHEMA)
+def write_completions(path: Path, completions: list[Completion], origin: dict[str, Any] | None = None) -> None:
+    """`origin` says how they came about (sampling, model, servers); it is kept in the file's metadata."""
+    _write(path, [vars(completion) for completion in completions], COMPLETION_SCHEMA, {ORIGIN: json.dumps(origin)})
 
 
 def read_completions(path: Path) -> list[Completion]:
     return [Completion(**row) for row in pq.read_table(path, schema=COMPLETION_SCHEMA).to_pylist()]
 
 
-def _write(path: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, compression="zstd")
+def read_origin(path: Path) -> dict[str, Any] | None:
+    """What `write_completions` was told of how the completions came about."""
+    metadata = pq.read_schema(path).metadata or {}
+    origin: dict[str, Any] | None = json.loads(metadata.get(ORIGIN.encode(), b"null"))
+    return origin
+
+
+def _write(path: Path, rows: list[dict[str, Any]], schema: pa.Schema, metadata: dict[str, str] | None = None) -> None:
+    table = pa.Table.from_pylist(rows, schema=schema.with_metadata(metadata))
+    pq.write_table(table, path, compression="zstd", row_group_size=ROW_GROUP_SIZE)

@@ -9,6 +9,8 @@
       chunks.json                     which rows of which source make up which chunk
       journal/CHUNK.jsonl             answers of a chunk that is not finished
       completions/CHUNK.parquet       answers of a finished chunk     (records.COMPLETION_SCHEMA)
+      completions/CHUNK.json          their counts, checksum and origin; its presence ends the chunk
+      control.json                    whether generating is paused, and its budget
       samples/CHUNK.arrow             samples of a chunk              (records.SAMPLE_SCHEMA)
       samples/CHUNK.provenance.parquet  where each of them came from; samples/CHUNK.json counts them
       dataset/                        the merged Hugging Face dataset, with merge.json
@@ -73,6 +75,13 @@ class Run:
 
     def completions(self, chunk: str) -> Path:
         return self.root / "completions" / f"{chunk}.parquet"
+
+    def summary(self, chunk: str) -> Path:
+        return self.root / "completions" / f"{chunk}.json"
+
+    @property
+    def control(self) -> Path:
+        return self.root / "control.json"
 
     def samples(self, chunk: str) -> Path:
         return self.root / "samples" / f"{chunk}.arrow"

@@ -73,9 +73,24 @@ class GenerateSettings(Section):
     max_repetition: Fraction = Field(
         default=1.0, description="largest share of an answer's 8-grams that may repeat an earlier one; 1: any"
     )
+    unclosed_thinking: Literal["keep", "reject"] = Field(
+        default="keep", description="an answer whose <think> is never closed by </think>"
+    )
+    tool_calls: Literal["keep", "check"] = Field(
+        default="check", description="a call that does not parse, or names no tool of its prompt: rejected, or kept"
+    )
+    asked_again: int = Field(
+        default=1, ge=0, description="times that a rejected answer is asked for again; sampled answers only"
+    )
     attempts: int = Field(default=4, gt=0, description="tries of one prompt before it counts as failed")
+    lost_connections: int = Field(
+        default=2, gt=0, description="connections that a prompt may lose before it is quarantined as one that kills"
+    )
     connect_timeout: float = Field(default=10, gt=0, description="seconds")
-    request_timeout: float = Field(default=1800, gt=0, description="seconds for one whole answer")
+    request_timeout: float = Field(default=3600, gt=0, description="seconds for one whole answer")
+    stall_timeout: float = Field(
+        default=180, gt=0, description="seconds without progress after which a server is left out"
+    )
     job_timeout: int = Field(default=6 * 3600, gt=0, description="seconds for one chunk")
 
 
@@ -189,6 +204,8 @@ class Addresses(BaseSettings):
     servers: str = Field(default="http://127.0.0.1:30000", description="SGLang servers, separated by commas")
     runs: Path = Field(default=Path("var/runs"), description="folder of all runs")
     heartbeat: Path = Field(default=Path("/tmp/dflash-heartbeat"), description="file that a live worker touches")
+
+    grace: float = Field(default=90, ge=0, description="seconds that a stopped producer awaits answers in flight")
 
     def server_list(self) -> list[str]:
         return [server.strip().rstrip("/") for server in self.servers.split(",") if server.strip()]

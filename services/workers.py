@@ -4,20 +4,24 @@ One queue a worker: only then does RQ move a job atomically, so that none is los
 """
 
 import importlib
+import inspect
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 from redis import Redis
 from rq import Worker
+from rq.exceptions import DeserializationError
 from rq.job import Job
 from rq.serializers import JSONSerializer
+from rq.worker import BaseWorker
 
 from services.errors import UserError
 from services.queues import JOB_MODULES, Stage, connect, queue
@@ -27,15 +31,20 @@ from services.settings import Addresses
 WORKER_TTL = 25
 MAINTENANCE_INTERVAL = 10
 MONITORING_INTERVAL = 10
+MAINTENANCE_LOCK_TTL = 60
 STALE_AFTER = 60
+
+OLDER_LAYOUT = "is of another version's layout; `dflash-stack reconcile RUN` enqueues what is missing in this one's"
 
 # A worker that is told to stop finishes its job first, but a training run is told to stop as well: it saves a
 # checkpoint, and its retry goes on from there.
 STOPPED_WITH_WORKER: frozenset[Stage] = frozenset({"train"})
 
 
-class HeartbeatWorker(Worker):
-    """RQ's forking worker, which also touches a file whenever it tells Redis that it is alive."""
+class QueueWorker(BaseWorker):
+    """What every worker of ours adds to RQ's: it touches a file whenever it tells Redis that it is alive, fails a
+    job that it cannot run with one clear line, and never blocks the recovery of others' jobs for long.
+    """
 
     def __init__(self, stage: Stage, connection: Redis, heartbeat_file: Path) -> None:
         super().__init__(
@@ -47,17 +56,44 @@ class HeartbeatWorker(Worker):
             job_monitoring_interval=MONITORING_INTERVAL,
             exception_handlers=[do_not_retry_user_errors],
         )
+        self.stage = stage
         self.heartbeat_file = heartbeat_file
-        self.stops_its_job = stage in STOPPED_WITH_WORKER
-
-    def request_stop(self, signum: int, frame: FrameType | None) -> None:
-        super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
-        if self.stops_its_job and self.horse_pid:
-            os.kill(self.horse_pid, signal.SIGTERM)
 
     def heartbeat(self, *arguments: Any, **keywords: Any) -> None:
         super().heartbeat(*arguments, **keywords)
         self.heartbeat_file.touch()
+
+    def prepare_job_execution(self, job: Job, remove_from_intermediate_queue: bool = False) -> None:
+        try:
+            super().prepare_job_execution(job, remove_from_intermediate_queue)
+            check_layout(self.stage, job.func_name, job.args, job.kwargs)
+        except DeserializationError:
+            raise UserError(f"job {job.id} in queue {self.stage} {OLDER_LAYOUT}") from None
+
+    def clean_registries(self) -> None:
+        # Killed in its maintenance, a worker would keep all others from it for RQ's 15 minutes.
+        for of_stage in self.queues:
+            if self.connection.ttl(of_stage.registry_cleaning_key) > MAINTENANCE_LOCK_TTL:
+                self.connection.expire(of_stage.registry_cleaning_key, MAINTENANCE_LOCK_TTL)
+        super().clean_registries()  # type: ignore[no-untyped-call]
+
+
+class HeartbeatWorker(QueueWorker, Worker):
+    """RQ's forking worker: one job at a time, each in a process of its own."""
+
+    def request_stop(self, signum: int, frame: FrameType | None) -> None:
+        super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
+        if self.stage in STOPPED_WITH_WORKER and self.horse_pid:
+            os.kill(self.horse_pid, signal.SIGTERM)
+
+
+def check_layout(stage: Stage, function: str | None, arguments: Any, keywords: Any) -> None:
+    """Raises UserError unless a job is one that this version enqueues: a function of the stage, and short names."""
+    module, _, name = (function or "").rpartition(".")
+    job = getattr(importlib.import_module(JOB_MODULES[stage]), name, None) if module == JOB_MODULES[stage] else None
+    fits = inspect.isfunction(job) and len(inspect.signature(job).parameters) == len(arguments) and not keywords
+    if not fits or not all(isinstance(argument, str) for argument in arguments):
+        raise UserError(f"job {function}{tuple(arguments)} in queue {stage} {OLDER_LAYOUT}")
 
 
 def do_not_retry_user_errors(
@@ -72,9 +108,13 @@ def do_not_retry_user_errors(
 
 
 def run_worker(stage: Stage, addresses: Addresses) -> None:
-    """Take jobs of one queue until SIGTERM or SIGINT; a job that runs then is finished first."""
-    importlib.import_module(JOB_MODULES[stage])
-    worker = HeartbeatWorker(stage, connect(addresses), heartbeat_file(stage, addresses))
+    """Take jobs of one queue until SIGTERM or SIGINT; a job that runs then is finished or handed back.
+
+    A room whose jobs want another worker than the forking one has a `make_STAGE_worker` beside them.
+    """
+    module = importlib.import_module(JOB_MODULES[stage])
+    make_worker = getattr(module, f"make_{stage}_worker", None) or partial(HeartbeatWorker, stage)
+    worker = make_worker(connect(addresses), heartbeat_file(stage, addresses))
     worker.work(with_scheduler=True, logging_level="INFO")
 
 

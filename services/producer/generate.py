@@ -1,51 +1,94 @@
 """One chunk: its prompts go out, each outcome goes to the journal at once, and the whole is published once."""
 
 import asyncio
+import errno
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from typing import TypeVar
 
 import structlog
 from structlog.contextvars import bound_contextvars
 
 from services.errors import UserError
-from services.ledger import check_balance
-from services.producer.client import AskError, Pace, Servers
-from services.producer.journal import appending, journaled
-from services.producer.outcome import judge
+from services.ledger import check_balance, summarize
+from services.producer.client import AskError, ask
+from services.producer.journal import Journal, hold, journaled
+from services.producer.outcome import ASKED_AGAIN, Answer, Question, judge
+from services.producer.servers import StoppedError
+from services.producer.session import Session
 from services.records import Chunk, Completion, Prompt, read_prompts, write_completions
-from services.runs import Run, publish, read_json
-from services.settings import Settings
+from services.runs import Run, publish, publish_json
+
+FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
+FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+HELD_BY_ANOTHER_SECONDS = 0.5
+FULL_DISK_TOLD_SECONDS = 30.0
+
+T = TypeVar("T")
 
 
-async def generate_chunk(
-    run: Run, chunk: Chunk, settings: Settings, urls: Sequence[str], pace: Pace | None = None
-) -> None:
-    """Publish the chunk's completions, in the order of its prompts; what its journal holds is not asked again.
+class NoSpaceError(Exception):
+    """The disk stayed full for as long as a job waits; the job is retried later."""
 
-    Nothing is done when they are published already. Two workers on the same chunk at once ask some prompts
-    twice, and the first to finish publishes.
+
+async def generate_chunk(session: Session, chunk: Chunk, begun: Callable[[], None] = lambda: None) -> None:
+    """Publish the chunk's completions and their summary; what its journal holds is not asked again.
+
+    Nothing is done when they are published already. While another process holds the chunk, this one waits for it.
+    `begun` is called when the chunk's prompts are queued, or it turned out that it has none to send.
 
     Raises:
-        UserError: the prompts or the servers are not what the run needs; see `Servers`.
-        ServersUnavailableError: no server was healthy for too long; what was answered stays in the journal.
+        UserError: the prompts or the servers are not what the run needs, or its files may not be written.
+        ServersUnavailableError, NoSpaceError: for too long; what was answered stays in the journal.
+        StoppedError: the session was stopped before all prompts were sent.
     """
-    with bound_contextvars(run=run.name, chunk=chunk.chunk):
-        if not run.completions(chunk.chunk).exists():
-            await _generate_and_publish(run, chunk, settings, urls, pace)
-        run.journal(chunk.chunk).unlink(missing_ok=True)
-
-
-def read_vocabulary_size(settings: Settings) -> int:
-    """Rows of the target's embedding, from its config.json; multimodal configurations nest the text model's."""
-    path = settings.target.path / "config.json"
+    run = session.run
+    session.open_chunks.add(chunk.chunk)
     try:
-        config = read_json(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"target {path}: {error}; correct target.path") from error
-    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
-    if not isinstance(size, int):
-        raise UserError(f"target {path} has no vocab_size; correct target.path")
-    return size
+        with bound_contextvars(run=run.name, chunk=chunk.chunk):
+            while not run.summary(chunk.chunk).is_file():
+                with ExitStack() as stack:
+                    journal = await _hold(session, chunk, stack)
+                    if journal is not None:
+                        await _fill_and_publish(session, chunk, journal, begun)
+                        break
+                begun()
+                if session.stopped:
+                    raise StoppedError
+                await asyncio.sleep(HELD_BY_ANOTHER_SECONDS)
+            run.journal(chunk.chunk).unlink(missing_ok=True)
+    except OSError as error:
+        text = f"{error.filename or run.root}: {error.strerror}; free space or rights there"
+        if error.errno in FULL_DISK:
+            raise NoSpaceError(text) from error
+        if error.errno in FORBIDDEN:
+            raise UserError(f"{text}, then `dflash-stack reconcile {run.name}`") from error
+        raise
+    finally:
+        begun()
+        session.open_chunks.discard(chunk.chunk)
+
+
+async def _hold(session: Session, chunk: Chunk, stack: ExitStack) -> Journal | None:
+    async def enter() -> Journal | None:
+        return stack.enter_context(hold(session.run.journal(chunk.chunk)))
+
+    return await _when_there_is_space(session, enter)
+
+
+async def _fill_and_publish(session: Session, chunk: Chunk, journal: Journal, begun: Callable[[], None]) -> None:
+    run = session.run
+    final = run.completions(chunk.chunk)
+    if not final.is_file():
+        prompts = await asyncio.to_thread(_read_chunk, run, chunk)
+        missing = [prompt for prompt in prompts if prompt.prompt_id not in journal.finished]
+        structlog.get_logger().info("chunk_started", prompts=len(prompts), journaled=len(prompts) - len(missing))
+        await _complete(session, missing, journal, begun)
+        prompt_ids = [prompt.prompt_id for prompt in prompts]
+        await _when_there_is_space(session, lambda: asyncio.to_thread(_publish, session, chunk, prompt_ids))
+    await _when_there_is_space(session, lambda: asyncio.to_thread(_publish_summary, run, chunk))
 
 
 def _read_chunk(run: Run, chunk: Chunk) -> list[Prompt]:
@@ -57,82 +100,124 @@ def _read_chunk(run: Run, chunk: Chunk) -> list[Prompt]:
     return prompts
 
 
-async def _generate_and_publish(
-    run: Run, chunk: Chunk, settings: Settings, urls: Sequence[str], pace: Pace | None
-) -> None:
-    log = structlog.get_logger()
-    prompts = _read_chunk(run, chunk)
-    finished = journaled(run.journal(chunk.chunk))
-    missing = [prompt for prompt in prompts if prompt.prompt_id not in finished]
-    log.info("chunk_started", prompts=len(prompts), journaled=len(prompts) - len(missing))
-    with appending(run.journal(chunk.chunk)) as append:
-
-        def keep(completion: Completion) -> None:
-            append(completion)
-            finished[completion.prompt_id] = completion
-
-        await _complete(missing, settings, urls, pace, keep)
-    completions = [finished[prompt.prompt_id] for prompt in prompts]
+def _publish(session: Session, chunk: Chunk, prompt_ids: list[str]) -> bool:
+    """Publish what the journal holds, in the order of the prompts."""
+    finished = journaled(session.run.journal(chunk.chunk))
+    completions = [finished[prompt_id] for prompt_id in prompt_ids]
     statuses: Counter[str] = Counter(completion.status for completion in completions)
     check_balance(f"chunk {chunk.chunk}", chunk.count, statuses)
-    first = publish(run.completions(chunk.chunk), lambda path: write_completions(path, completions))
-    tokens = sum(len(completion.output_ids) for completion in completions if completion.status == "completed")
-    log.info("chunk_published" if first else "chunk_published_by_another", output_tokens=tokens, **statuses)
+    origin = session.origin({completion.server for completion in completions if completion.server})
+    first = publish(session.run.completions(chunk.chunk), lambda path: write_completions(path, completions, origin))
+    structlog.get_logger().info("chunk_published" if first else "chunk_published_by_another", **statuses)
+    return first
 
 
-async def _complete(
-    prompts: Sequence[Prompt],
-    settings: Settings,
-    urls: Sequence[str],
-    pace: Pace | None,
-    keep: Callable[[Completion], None],
-) -> None:
-    """Hand every prompt's completion to `keep`, with at most `generate.concurrency` requests in flight."""
-    if not prompts:
-        return
-    log = structlog.get_logger()
-    vocabulary = read_vocabulary_size(settings)
-    waiting = iter(prompts)
-
-    async def work(servers: Servers) -> None:
-        for prompt in waiting:
-            with bound_contextvars(prompt=prompt.prompt_id):
-                completion = await _complete_one(prompt, servers, settings, vocabulary)
-                keep(completion)
-                if completion.status != "completed":
-                    log.warning(f"prompt_{completion.status}", reason=completion.reason, detail=completion.detail)
-
-    async with Servers(urls, settings, pace) as servers:
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(settings.generate.concurrency, len(prompts))):
-                    group.create_task(work(servers))
-        except ExceptionGroup as failures:
-            # Each worker of the group meets the same trouble: one of them tells it.
-            raise failures.exceptions[0] from None
+def _publish_summary(run: Run, chunk: Chunk) -> None:
+    """Counts, checksum and origin, of what was published: it may be another process's."""
+    counts = summarize(run.completions(chunk.chunk))
+    content = {"chunk": chunk.chunk, "source": chunk.source, "prompts": chunk.count, **counts}
+    publish_json(run.summary(chunk.chunk), content)
 
 
-async def _complete_one(prompt: Prompt, servers: Servers, settings: Settings, vocabulary: int) -> Completion:
+async def _complete(session: Session, prompts: list[Prompt], journal: Journal, begun: Callable[[], None]) -> None:
+    """Get every prompt's completion into the journal.
+
+    Chunks are served in the order in which they came here, so that a later one fills what an earlier one leaves.
+    """
+    priority = session.next_priority()
+    stopped = False
+
+    async def complete(prompt: Prompt) -> None:
+        nonlocal stopped
+        with bound_contextvars(prompt=prompt.prompt_id):
+            try:
+                completion = await _complete_one(session, prompt, journal, priority)
+            except StoppedError:
+                stopped = True
+                return
+
+            async def append() -> None:
+                journal.append(completion)
+
+            await _when_there_is_space(session, append)
+            if completion.status != "completed":
+                structlog.get_logger().warning(
+                    f"prompt_{completion.status}", reason=completion.reason, detail=completion.detail
+                )
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for prompt in prompts:
+                group.create_task(complete(prompt))
+            await asyncio.sleep(0)
+            begun()
+    except ExceptionGroup as failures:
+        # Each prompt meets the same trouble: one of them tells it.
+        raise failures.exceptions[0] from None
+    if stopped:
+        raise StoppedError
+
+
+async def _complete_one(session: Session, prompt: Prompt, journal: Journal, priority: int) -> Completion:
     # One id outside the vocabulary ends an SGLang server's process.
-    if not prompt.input_ids or min(prompt.input_ids) < 0 or max(prompt.input_ids) >= vocabulary:
-        detail = f"{len(prompt.input_ids)} ids, the vocabulary has {vocabulary}"
+    ids = prompt.input_ids
+    if not ids or min(ids) < 0 or max(ids) >= session.vocabulary:
+        detail = f"{len(ids)} ids, the vocabulary has {session.vocabulary}"
         return Completion(prompt.prompt_id, "failed", "ids outside the vocabulary", None, [], 0, 0.0, None, detail)
-    reply = await servers.ask(prompt.input_ids)
-    seconds = round(reply.seconds, 3)
-    answer = reply.answer
+    settings = session.settings.generate
+    # Greedy answers are the same whenever they are asked for.
+    again = settings.asked_again if settings.temperature > 0 else 0
+    attempts, seconds = 0, 0.0
+    while True:
+        reply = await ask(
+            session.servers,
+            ids,
+            settings,
+            priority,
+            journal.lost[prompt.prompt_id],
+            lambda server: journal.note_lost(prompt.prompt_id, server),
+        )
+        attempts, seconds = attempts + reply.attempts, seconds + reply.seconds
+        completion = _completion(session, prompt, reply.answer, attempts, round(seconds, 3))
+        if again == 0 or completion.reason not in ASKED_AGAIN:
+            return completion
+        again -= 1
+        structlog.get_logger().info("prompt_asked_again", reason=completion.reason)
+
+
+def _completion(
+    session: Session, prompt: Prompt, answer: Answer | AskError, attempts: int, seconds: float
+) -> Completion:
     if isinstance(answer, AskError):
         return Completion(
-            prompt.prompt_id, "failed", answer.reason, None, [], reply.attempts, seconds, answer.server, answer.detail
+            prompt.prompt_id, "failed", answer.reason, None, [], attempts, seconds, answer.server, answer.detail
         )
-    outcome = judge(answer, settings.generate)
+    question = Question(prompt.input_ids, prompt.tools)
+    outcome = judge(answer, session.settings.generate, question, session.thinking_ids)
     return Completion(
         prompt_id=prompt.prompt_id,
         status=outcome.status,
         reason=outcome.reason,
         finish_reason=answer.finish_reason.get("type"),
         output_ids=outcome.output_ids,
-        attempts=reply.attempts,
+        attempts=attempts,
         seconds=seconds,
         server=answer.server,
         detail=answer.finish_reason.get("message"),
     )
+
+
+async def _when_there_is_space(session: Session, write: Callable[[], Awaitable[T]]) -> T:
+    """Write, and on a full disk wait for space: what is in memory is paid for."""
+    pace = session.servers.pace
+    began = time.monotonic()
+    while True:
+        try:
+            return await write()
+        except OSError as error:
+            if error.errno not in FULL_DISK or time.monotonic() - began > pace.patience:
+                raise
+            if time.monotonic() - session.full_disk_told > FULL_DISK_TOLD_SECONDS:
+                session.full_disk_told = time.monotonic()
+                structlog.get_logger().error("disk_full", path=str(session.run.root), patience=pace.patience)
+        await asyncio.sleep(pace.probe_interval)

@@ -4,18 +4,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from services.producer.tool_calls import calls_fault
 from services.settings import GenerateSettings
 
 NGRAM = 8
+THINK, END_THINK = "<think>", "</think>"
+
+# Faults of a sampled answer that another sample may not have. `aborted` is the server's and retried as such.
+ASKED_AGAIN = {
+    "empty answer",
+    "cut short",
+    "repetition",
+    "unclosed thinking",
+    "unparsable tool call",
+    "unknown tool",
+    "no end token",
+    "unknown finish",
+}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What SGLang's /generate returned: the ids it emitted, and its finish_reason as it gives it."""
+    """What SGLang's /generate returned: the ids it emitted, their text, and its finish_reason as it gives it."""
 
     output_ids: list[int]
     finish_reason: dict[str, Any]
     server: str
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -27,12 +42,33 @@ class Outcome:
     output_ids: list[int]
 
 
-def judge(answer: Answer, settings: GenerateSettings) -> Outcome:
-    """Apply the run's rules to one answer; a rejected one keeps its ids, to be looked at."""
+@dataclass(frozen=True)
+class Question:
+    """What of a prompt its answer is judged by: its ids, and its tools as JSON text."""
+
+    input_ids: Sequence[int] = ()
+    tools: str | None = None
+
+
+def judge(
+    answer: Answer,
+    settings: GenerateSettings,
+    question: Question = Question(),
+    thinking_ids: dict[str, int] | None = None,
+) -> Outcome:
+    """Apply the run's rules to one answer; a rejected one keeps its ids, to be looked at.
+
+    `thinking_ids` are the ids of `<think>` and `</think>`, for a target that has them.
+    """
     end = _end_token(answer)
     content = answer.output_ids if end is None else _without_end(answer.output_ids, end)
     output_ids = content if end is None else [*content, end]
-    reason = _finish_fault(answer, settings) or _content_fault(content, settings)
+    reason = (
+        _finish_fault(answer, settings)
+        or _content_fault(content, settings)
+        or _thinking_fault(content, settings, question, thinking_ids or {})
+        or _calls_fault(answer, settings, question)
+    )
     return Outcome("rejected" if reason else "completed", reason, output_ids)
 
 
@@ -46,7 +82,7 @@ def repeated_share(ids: Sequence[int], n: int = NGRAM) -> float:
     grams = len(ids) - n + 1
     if grams < 1:
         return 0.0
-    return 1 - len({tuple(ids[start : start + n]) for start in range(grams)}) / grams
+    return 1 - len(set(zip(*(ids[start : start + grams] for start in range(n)), strict=True))) / grams
 
 
 def _end_token(answer: Answer) -> int | None:
@@ -72,7 +108,29 @@ def _finish_fault(answer: Answer, settings: GenerateSettings) -> str | None:
 def _content_fault(content: Sequence[int], settings: GenerateSettings) -> str | None:
     if not content:
         return "empty answer"
+    if settings.max_repetition >= 1:
+        return None
     return "repetition" if repeated_share(content) > settings.max_repetition else None
+
+
+def _thinking_fault(
+    content: Sequence[int], settings: GenerateSettings, question: Question, ids: dict[str, int]
+) -> str | None:
+    if settings.unclosed_thinking == "keep" or THINK not in ids or END_THINK not in ids:
+        return None
+    # Many templates end the prompt with <think>, so that the answer holds the closing tag alone.
+    for part in (content, question.input_ids):
+        for token in reversed(part):
+            if token in (ids[THINK], ids[END_THINK]):
+                return "unclosed thinking" if token == ids[THINK] else None
+    return None
+
+
+def _calls_fault(answer: Answer, settings: GenerateSettings, question: Question) -> str | None:
+    # A truncated answer is kept or rejected as such: its last call cannot be whole.
+    if settings.tool_calls == "keep" or question.tools is None or answer.finish_reason.get("type") != "stop":
+        return None
+    return calls_fault(answer.text, question.tools)
 
 
 def _without_end(ids: list[int], end: int) -> list[int]:

@@ -26,6 +26,7 @@ from services.prompts.reading import Row, read_rows
 from services.records import Prompt, write_prompts
 from services.runs import Run, publish, publish_json, read_json
 from services.settings import Settings, SourceSettings
+from services.target import vocabulary_size
 
 EXAMPLES_A_REASON = 5
 
@@ -117,7 +118,7 @@ def prepare_run(run: Run, settings: Settings, tokenizer: PreTrainedTokenizerBase
         "tools": "template" if renderer.tools_in_template else "system prompt",
         "template": chat.template_fingerprint(tokenizer),
         "tokenizer": chat.tokenizer_fingerprint(settings.target.path),
-        "vocabulary_size": chat.vocabulary_size(settings.target.path),
+        "vocabulary_size": vocabulary_size(settings.target.path),
     }
     if publish_json(run.prepared, content):
         log.info("prepared", run=run.name, **{name: content["total"][name] for name in ("read", "kept", "held_out")})

@@ -9,13 +9,19 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from services.control import go_on, narrow
+from services.control import pause as pause_run
 from services.errors import UserError
+from services.ledger import plan_chunks
 from services.logs import configure_logs
 from services.queues import JOB_MODULES, Stage, connect
 from services.runs import Run, create_run, open_run, read_settings
 from services.settings import Addresses, Settings, load_settings
 from services.stack import stages
-from services.stack.status import status_table
+from services.stack.estimate import Estimate, estimate
+from services.stack.reconcile import check_not_paused, choose
+from services.stack.reconcile import reconcile as reconcile_run
+from services.stack.status import StatusView, status_table
 from services.stack.wait import Operator
 from services.workers import check_heartbeats, run_worker, run_workers, worker_command
 
@@ -43,6 +49,8 @@ NoWait = Annotated[bool, typer.Option("--no-wait", help="enqueue, and return at 
 Queues = Annotated[
     list[str], typer.Argument(metavar="QUEUE...", help=f"one or more of {', '.join(JOB_MODULES)}; a process each")
 ]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="pause when the run has so many answer tokens")]
+MaxHours = Annotated[float | None, typer.Option(min=0, help="pause after so many hours from now")]
 DemoFolder = Annotated[Path, typer.Option(help="where data, runs, logs and the report go")]
 DemoConfig = Annotated[Path, typer.Option("--config", "-c", help="the demo's configuration")]
 
@@ -56,11 +64,33 @@ def prepare(run_name: RunName, config: ConfigFile = None, no_wait: NoWait = Fals
 
 
 @app.command()
-def submit(run_name: RunName, no_wait: NoWait = False) -> None:
+def submit(
+    run_name: RunName,
+    no_wait: NoWait = False,
+    sources: Annotated[str | None, typer.Option(help="only these sources, separated by commas")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="about so many prompts: whole chunks of all sources")] = None,
+    max_tokens: MaxTokens = None,
+    max_hours: MaxHours = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="enqueue nothing; tell what it would cost")] = False,
+    answer_tokens: Annotated[float | None, typer.Option(help="with --dry-run: mean tokens of an answer")] = None,
+    tokens_per_second: Annotated[float | None, typer.Option(help="with --dry-run: rate of all servers")] = None,
+) -> None:
     """Generate the target's answers and assemble samples from them; enqueues whatever the run's files lack."""
-    run, settings, operator = _open(run_name)
+    addresses = Addresses()
+    run = open_run(addresses.runs, run_name)
+    settings = read_settings(run)
+    chosen = _sources(sources, settings)
+    if dry_run:
+        plan_chunks(run, settings)
+        console.print(_cost(estimate(run, settings, choose(run, chosen, limit), answer_tokens, tokens_per_second)))
+        return
+    operator = Operator(connect(addresses), console)
+    check_not_paused(run)
+    narrow(run, chosen, limit)
+    if max_tokens is not None or max_hours is not None:
+        go_on(run, max_tokens, max_hours)
     stages.submit(run, settings, operator, wait=not no_wait)
-    console.print(status_table(run))
+    console.print(StatusView(run, operator.connection).render())
 
 
 @app.command()
@@ -68,15 +98,58 @@ def status(
     run_name: RunName,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="refresh until Ctrl-C")] = False,
 ) -> None:
-    """What became of every prompt so far, counted from the run's files."""
-    run = open_run(Addresses().runs, run_name)
+    """What became of every prompt so far, and what the workers and servers do now."""
+    addresses = Addresses()
+    run = open_run(addresses.runs, run_name)
+    try:
+        connection = connect(addresses)
+    except UserError as error:
+        console.print(f"[yellow]{error}: only the run's files are shown[/]")
+        connection = None
+    view = StatusView(run, connection)
     if not watch:
-        console.print(status_table(run))
+        console.print(view.render())
         return
-    with Live(status_table(run), console=console, auto_refresh=False) as live:
+    with Live(view.render(), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(2)
-            live.update(status_table(run), refresh=True)
+            live.update(view.render(), refresh=True)
+
+
+@app.command()
+def reconcile(
+    run_name: RunName,
+    verify: Annotated[bool, typer.Option("--verify", help="compare each chunk with its checksum and prompts")] = False,
+) -> None:
+    """Enqueue whatever a run lacks that no queue holds: after a loss of Redis, or for chunks whose jobs failed."""
+    run, settings, operator = _open(run_name)
+    found = reconcile_run(run, settings, operator.connection, verify)
+    console.print(
+        f"run {run.name}: {found.submitted:,} chunks submitted; {found.assembled:,} assembled, "
+        f"{found.to_assemble:,} generated, {found.begun:,} begun, {found.untouched:,} not begun; "
+        f"enqueued {found.enqueued['generate']:,} to generate and {found.enqueued['assemble']:,} to assemble; "
+        f"{found.removed} abandoned files removed"
+    )
+    if found.damaged:
+        raise UserError(
+            f"{len(found.damaged)} damaged chunks: {'; '.join(found.damaged[:5])}; "
+            "remove their files in completions/ and samples/, then reconcile again"
+        )
+
+
+@app.command()
+def pause(run_name: RunName) -> None:
+    """Stop generating for a run: answers in flight are finished and kept, and no prompt is sent any more."""
+    pause_run(open_run(Addresses().runs, run_name), "by its operator")
+
+
+@app.command()
+def resume(run_name: RunName, max_tokens: MaxTokens = None, max_hours: MaxHours = None) -> None:
+    """Go on with a paused run. Its budgets are replaced by those given here, if any."""
+    run, settings, operator = _open(run_name)
+    go_on(run, max_tokens, max_hours)
+    found = reconcile_run(run, settings, operator.connection)
+    console.print(f"run {run.name} goes on: {found.enqueued['generate']:,} chunks enqueued")
 
 
 @app.command()
@@ -192,6 +265,25 @@ def _open(run_name: str, config: Path | None = None) -> tuple[Run, Settings, Ope
     if config is not None:
         run = create_run(addresses.runs, run_name, settings)
     return run, settings, Operator(connection, console)
+
+
+def _sources(names: str | None, settings: Settings) -> list[str] | None:
+    if names is None:
+        return None
+    known = [source.name for source in settings.sources]
+    chosen = [name.strip() for name in names.split(",") if name.strip()]
+    for name in chosen:
+        if name not in known:
+            raise UserError(f"--sources: the run has no source {name!r}; its sources are {', '.join(known)}")
+    return chosen
+
+
+def _cost(cost: Estimate) -> str:
+    hours = "give --tokens-per-second for hours" if cost.hours is None else f"{cost.hours:,.1f} h"
+    return (
+        f"{cost.prompts:,} prompts in {cost.chunks - cost.done_chunks:,} chunks ({cost.done_chunks:,} more are done): "
+        f"{cost.prompt_tokens:,} prompt tokens, {cost.answer_tokens:,} answer tokens ({cost.basis}); {hours}"
+    )
 
 
 def _stages(queues: list[str]) -> list[Stage]:

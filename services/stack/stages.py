@@ -4,15 +4,17 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from services.errors import UserError
-from services.ledger import count_assembled, count_generated, plan_chunks, read_chunks
-from services.queues import enqueue, job_id
+from services.ledger import GenerateCounter, count_assembled, read_chunks, total
+from services.queues import Stage
 from services.runs import Run, read_json
 from services.settings import Settings
-from services.stack.wait import Operator, Standing, wait_for
+from services.stack.reconcile import check_not_paused, reconcile, submitted_chunks
+from services.stack.wait import Operator, Standing, Work, carry_out, wait_for
 
 Evaluated = Literal["before", "after"]
 EVALUATED: tuple[Evaluated, ...] = ("before", "after")
@@ -26,73 +28,54 @@ TAIL_BYTES = 65_536
 
 def prepare(run: Run, settings: Settings, operator: Operator, wait: bool = True) -> None:
     """Prompts from every source."""
-    if run.prepared.is_file():
-        return
-    enqueue("prepare", operator.connection, "prepare", run.name, job_timeout=PREPARE_TIMEOUT)
-    if not wait:
-        return
     sources = [source.name for source in settings.sources]
-    wait_for(
-        "prepare",
-        "prepare",
-        [job_id("prepare", "prepare", run.name)],
-        operator,
-        lambda: Standing(sum(run.prompts(source).is_file() for source in sources), len(sources), "sources"),
-        run.prepared.is_file,
-    )
+
+    def standing() -> Standing:
+        return Standing(sum(run.prompts(source).is_file() for source in sources), len(sources), "sources")
+
+    carry_out(_single("prepare", "prepare", "prepare", run, run.prepared, PREPARE_TIMEOUT, standing), operator, wait)
 
 
 def submit(run: Run, settings: Settings, operator: Operator, wait: bool = True) -> None:
-    """Answers to every prompt, and samples from them: enqueues what the files lack, so it rebuilds lost queues.
+    """Answers to every prompt that was submitted, and samples from them; enqueues what the files lack.
 
     Raises:
-        UserError: the run is not prepared.
+        UserError: the run is not prepared, or paused.
     """
     if not run.prepared.is_file():
         raise UserError(f"run {run.name} is not prepared; begin with `dflash-stack prepare {run.name}`")
-    chunks = [chunk.chunk for chunk in plan_chunks(run, settings)]
-    for chunk in chunks:
-        if not run.completions(chunk).is_file():
-            timeout = settings.generate.job_timeout
-            enqueue("generate", operator.connection, "generate", run.name, chunk, job_timeout=timeout)
-        elif not run.assembled(chunk).is_file():
-            enqueue(
-                "assemble", operator.connection, "assemble", run.name, chunk, job_timeout=settings.assemble.job_timeout
-            )
+    reconcile(run, settings, operator.connection)
     if not wait:
         return
+    chunks = [chunk.chunk for chunk in submitted_chunks(run)]
     wait_for(
-        "generate",
-        "generate",
-        [job_id("generate", "generate", run.name, chunk) for chunk in chunks],
+        Work(
+            "generate",
+            "generate",
+            "generate",
+            lambda: [(run.name, chunk) for chunk in chunks if not run.summary(chunk).is_file()],
+            settings.generate.job_timeout,
+            _generate_standing(run),
+            lambda: check_not_paused(run),
+        ),
         operator,
-        _generate_standing(run),
-        lambda: all(run.completions(chunk).is_file() for chunk in chunks),
     )
     wait_for(
-        "assemble",
-        "assemble",
-        [job_id("assemble", "assemble", run.name, chunk) for chunk in chunks],
+        Work(
+            "assemble",
+            "assemble",
+            "assemble",
+            lambda: [(run.name, chunk) for chunk in chunks if not run.assembled(chunk).is_file()],
+            settings.assemble.job_timeout,
+            _assemble_standing(run),
+        ),
         operator,
-        lambda: _assemble_standing(run),
-        lambda: all(run.assembled(chunk).is_file() for chunk in chunks),
     )
 
 
 def merge(run: Run, operator: Operator, wait: bool = True) -> None:
     """One dataset of the existing corpus and the run's samples."""
-    if run.merged.is_file():
-        return
-    enqueue("merge", operator.connection, "merge", run.name, job_timeout=MERGE_TIMEOUT)
-    if wait:
-        wait_for(
-            "merge",
-            "merge",
-            [job_id("merge", "merge", run.name)],
-            operator,
-            lambda: Standing(int(run.merged.is_file()), 1, "dataset"),
-            run.merged.is_file,
-        )
+    carry_out(_single("merge", "merge", "merge", run, run.merged, MERGE_TIMEOUT, unit="dataset"), operator, wait)
 
 
 def train(run: Run, settings: Settings, operator: Operator, wait: bool = True) -> None:
@@ -104,76 +87,69 @@ def train(run: Run, settings: Settings, operator: Operator, wait: bool = True) -
     if not run.merged.is_file():
         raise UserError(f"run {run.name} has no merged dataset; first `dflash-stack merge {run.name}`")
     last = run.checkpoint(settings.train.steps)
-    if last.is_dir():
-        return
-    enqueue("train", operator.connection, "train", run.name, job_timeout=settings.train.job_timeout)
-    if wait:
-        wait_for(
-            "train",
-            "train",
-            [job_id("train", "train", run.name)],
-            operator,
-            lambda: _train_standing(run, settings),
-            last.is_dir,
-        )
+    timeout = settings.train.job_timeout
+    work = _single("train", "train", "train", run, last, timeout, lambda: _train_standing(run, settings))
+    carry_out(work, operator, wait)
 
 
 def evaluate(run: Run, settings: Settings, which: Evaluated, operator: Operator, wait: bool = True) -> None:
     """Acceptance on held-out prompts, of the untrained drafter (before) or of the newest checkpoint (after)."""
-    result = run.evaluation(which)
-    if result.is_file():
-        return
-    enqueue("train", operator.connection, "evaluate", run.name, which, job_timeout=settings.evaluate.job_timeout)
-    if wait:
-        wait_for(
-            f"{which}",
-            "train",
-            [job_id("train", "evaluate", run.name, which)],
-            operator,
-            lambda: _evaluate_standing(run, which),
-            result.is_file,
-        )
+    result, timeout = run.evaluation(which), settings.evaluate.job_timeout
+    standing = partial(_evaluate_standing, run, which)
+    carry_out(_single(which, "train", "evaluate", run, result, timeout, standing, names=(which,)), operator, wait)
 
 
 def export(run: Run, operator: Operator, wait: bool = True) -> None:
     """The newest checkpoint in the layout that SGLang loads."""
-    if run.export.is_dir():
-        return
-    enqueue("train", operator.connection, "export", run.name, job_timeout=EXPORT_TIMEOUT)
-    if wait:
-        wait_for(
-            "export",
-            "train",
-            [job_id("train", "export", run.name)],
-            operator,
-            lambda: Standing(int(run.export.is_dir()), 1, "drafter"),
-            run.export.is_dir,
-        )
+    carry_out(_single("export", "train", "export", run, run.export, EXPORT_TIMEOUT, unit="drafter"), operator, wait)
+
+
+def _single(
+    what: str,
+    stage: Stage,
+    job: str,
+    run: Run,
+    result: Path,
+    job_timeout: int,
+    standing: Callable[[], Standing] | None = None,
+    names: tuple[str, ...] = (),
+    unit: str = "",
+) -> Work:
+    """A stage of one job, whose result is a file or folder of the run."""
+
+    def missing() -> list[tuple[str, ...]]:
+        return [] if result.exists() else [(run.name, *names)]
+
+    return Work(what, stage, job, missing, job_timeout, standing or (lambda: Standing(int(result.exists()), 1, unit)))
 
 
 def _generate_standing(run: Run) -> Callable[[], Standing]:
     """Prompts finished of all, with the token rate of the last seconds."""
     seen: deque[tuple[float, int]] = deque()
+    counter = GenerateCounter(run)
 
     def standing() -> Standing:
-        counts = count_generated(run).values()
-        tokens = sum(count.output_tokens for count in counts)
+        counts = total(counter.count().values())
         now = time.monotonic()
-        seen.append((now, tokens))
+        seen.append((now, counts.output_tokens))
         while now - seen[0][0] > RATE_WINDOW_SECONDS:
             seen.popleft()
         span = now - seen[0][0]
-        rate = f"  {(tokens - seen[0][1]) / span:,.0f} tok/s" if span > 0 else ""
-        done = sum(count.finished + count.in_journal for count in counts)
-        return Standing(done, sum(count.prompts for count in counts), f"prompts  {tokens:,} tokens{rate}")
+        rate = f"  {(counts.output_tokens - seen[0][1]) / span:,.0f} tok/s" if span > 0 else ""
+        done = counts.finished + counts.in_journal
+        return Standing(done, counts.prompts, f"prompts  {counts.output_tokens:,} tokens{rate}")
 
     return standing
 
 
-def _assemble_standing(run: Run) -> Standing:
-    assembled = count_assembled(run)
-    samples = sum(count["samples"] for count in assembled.values())
-    return Standing(len(assembled), len(read_chunks(run)), f"chunks  {samples:,} samples")
+def _assemble_standing(run: Run) -> Callable[[], Standing]:
+    known: dict[str, dict[str, Any]] = {}
+
+    def standing() -> Standing:
+        samples = sum(count["samples"] for count in count_assembled(run, known).values())
+        return Standing(len(known), len(read_chunks(run)), f"chunks  {samples:,} samples")
+
+    return standing
 
 
 def _train_standing(run: Run, settings: Settings) -> Standing:

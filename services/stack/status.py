@@ -1,28 +1,130 @@
-"""The table of a run's standing."""
+"""A run's standing: prompts from its files, jobs and servers from Redis."""
 
 from collections import Counter
+from typing import Any
 
+from redis import Redis
+from redis.exceptions import RedisError
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rq import Worker
 
-from services.ledger import GenerateCounts, count_assembled, count_generated
+from services.control import read_control
+from services.ledger import GenerateCounter, GenerateCounts, count_assembled, total
+from services.live import read_live
+from services.queues import job_id, job_states, queue
 from services.runs import Run
+from services.stack.reconcile import submitted_chunks
 
 
-def status_table(run: Run) -> Table:
+class StatusView:
+    """Shown once, or again and again: what was counted before is not read anew."""
+
+    def __init__(self, run: Run, connection: Redis | None) -> None:
+        self._run = run
+        self._connection = connection
+        self._counter = GenerateCounter(run)
+        self._assembled: dict[str, dict[str, Any]] = {}
+
+    def render(self) -> RenderableType:
+        counts = self._counter.count()
+        assembled = count_assembled(self._run, self._assembled)
+        parts: list[RenderableType] = [_prompts_table(self._run, counts, assembled)]
+        control = read_control(self._run)
+        if control.paused:
+            parts.append(f"[yellow]paused: {control.paused}; go on with `dflash-stack resume {self._run.name}`[/]")
+        try:
+            if self._connection is not None and counts:
+                parts += _from_redis(self._run, total(counts.values()), self._connection)
+        except RedisError as error:
+            parts.append(f"[yellow]Redis does not answer ({error}): jobs, servers and rates are not known[/]")
+        return Group(*parts)
+
+
+def status_table(run: Run) -> RenderableType:
     """Prompts, answers and samples by source, from the run's files."""
+    return StatusView(run, None).render()
+
+
+def _prompts_table(run: Run, counts: dict[str, GenerateCounts], assembled: dict[str, dict[str, Any]]) -> Table:
     table = Table(title=f"run {run.name}", title_justify="left")
     table.add_column("source")
-    for column in ("prompts", "completed", "rejected", "failed", "in work", "waiting", "tokens out", "samples"):
+    for column in ("prompts", "completed", "rejected", "failed", "in journals", "waiting", "tokens out", "samples"):
         table.add_column(column, justify="right")
-    counts = count_generated(run)
     samples: Counter[str] = Counter()
-    for assembled in count_assembled(run).values():
-        samples[assembled["source"]] += assembled["samples"]
+    for of_chunk in assembled.values():
+        samples[of_chunk["source"]] += of_chunk["samples"]
     for source, of_source in counts.items():
         table.add_row(source, *_cells(of_source, samples[source]))
     table.add_section()
-    table.add_row("all", *_cells(_total(list(counts.values())), samples.total()))
+    table.add_row("all", *_cells(total(counts.values()), samples.total()))
     return table
+
+
+def _from_redis(run: Run, counts: GenerateCounts, connection: Redis) -> list[RenderableType]:
+    chunks = submitted_chunks(run)
+    done = sum(run.summary(chunk.chunk).is_file() for chunk in chunks)
+    names = [
+        job_id("generate", "generate", run.name, chunk.chunk)
+        for chunk in chunks
+        if not run.summary(chunk.chunk).is_file()
+    ]
+    states = Counter(job_states("generate", names, connection).values())
+    lost = states["missing"] + states["finished"]
+    live = read_live(connection, run.name)
+    servers = _servers(live)
+    rate = sum(server["tokens_per_second"] for server in servers.values())
+    workers = Worker.count(queue=queue("generate", connection))
+    line = (
+        f"chunks: {len(chunks):,} submitted, {done:,} done, {states['running']:,} running, "
+        f"{states['waiting']:,} waiting, {states['failed']:,} failed, {lost:,} in no queue; "
+        f"{workers} workers, {sum(worker['chunks'] for worker in live)} chunks open in them"
+    )
+    parts: list[RenderableType] = [line]
+    if states["failed"] or lost:
+        parts.append(f"[yellow]`dflash-stack reconcile {run.name}` enqueues what failed or is in no queue[/]")
+    if servers:
+        parts.append(_servers_table(servers))
+        parts.append(f"{rate:,.0f} tok/s in all; {_time_left(run, counts, rate)}")
+    return parts
+
+
+def _servers(live: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What all workers together see of each server."""
+    servers: dict[str, dict[str, Any]] = {}
+    for worker in live:
+        for url, seen in worker["servers"].items():
+            known = servers.setdefault(url, {**seen, "in_flight": 0, "tokens_per_second": 0.0})
+            known["in_flight"] += seen["in_flight"]
+            known["tokens_per_second"] += seen["tokens_per_second"]
+            if seen["state"] != "ready":
+                known.update(state=seen["state"], trouble=seen["trouble"])
+    return dict(sorted(servers.items()))
+
+
+def _servers_table(servers: dict[str, dict[str, Any]]) -> Table:
+    table = Table("server", "state", "in flight", "tok/s", "version", "trouble")
+    for url, seen in servers.items():
+        rate = f"{seen['tokens_per_second']:,.0f}"
+        table.add_row(url, seen["state"], str(seen["in_flight"]), rate, seen["version"] or "-", seen["trouble"])
+    for column in table.columns[2:4]:
+        column.justify = "right"
+    return table
+
+
+def _time_left(run: Run, counts: GenerateCounts, rate: float) -> str:
+    prompts = sum(chunk.count for chunk in submitted_chunks(run)) - counts.finished - counts.in_journal
+    answered = counts.finished + counts.in_journal
+    if prompts <= 0:
+        return "nothing is left to generate"
+    if not rate or not answered:
+        return "the time left is not known yet"
+    seconds = prompts * counts.output_tokens / answered / rate
+    return (
+        f"about {seconds / 3600:.1f} h left for {prompts:,} prompts"
+        if seconds > 3600
+        else (f"about {seconds / 60:.0f} min left for {prompts:,} prompts")
+    )
 
 
 def _cells(counts: GenerateCounts, samples: int) -> list[str]:
@@ -41,17 +143,3 @@ def _cells(counts: GenerateCounts, samples: int) -> list[str]:
 def _with_reasons(reasons: Counter[str]) -> str:
     listed = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())
     return f"{reasons.total():,} ({listed})" if listed else "0"
-
-
-def _total(counts: list[GenerateCounts]) -> GenerateCounts:
-    total = GenerateCounts()
-    for count in counts:
-        total.prompts += count.prompts
-        total.completed += count.completed
-        total.rejected += count.rejected
-        total.failed += count.failed
-        total.output_tokens += count.output_tokens
-        total.in_journal += count.in_journal
-        total.chunks += count.chunks
-        total.chunks_done += count.chunks_done
-    return total

@@ -1,12 +1,13 @@
 """Waiting for a stage, with a bar on a terminal and a line now and then elsewhere."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from redis import Redis
+from redis.exceptions import RedisError
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -20,11 +21,12 @@ from rich.progress import (
 from rq import Worker
 
 from services.errors import UserError
-from services.queues import Stage, job_states, queue
+from services.queues import Stage, enqueue_missing, job_error, job_id, job_states, queue
 
 POLL_SECONDS = 0.5
 LINE_SECONDS = 15.0
 NO_WORKER_SECONDS = 15.0
+REDIS_SECONDS = 60.0
 # A job may be enqueued a moment after the result that it follows was published.
 SETTLED_SECONDS = 10.0
 
@@ -49,42 +51,67 @@ class Operator:
     check: Callable[[], None] = lambda: None
 
 
-def wait_for(
-    what: str,
-    stage: Stage,
-    jobs: Sequence[str],
-    operator: Operator,
-    standing: Callable[[], Standing],
-    is_done: Callable[[], bool],
-) -> None:
-    """Show a stage's progress until its files are there.
+@dataclass(frozen=True)
+class Work:
+    """A stage's jobs: `job(*names)` for each of the names whose result `missing` does not find.
+
+    `check` raises when the results will not come, such as for a paused run.
+    """
+
+    what: str
+    stage: Stage
+    job: str
+    missing: Callable[[], list[tuple[str, ...]]]
+    job_timeout: int
+    standing: Callable[[], Standing]
+    check: Callable[[], None] = lambda: None
+
+
+def carry_out(work: Work, operator: Operator, wait: bool = True) -> None:
+    """Enqueue the jobs that are missing, and wait for their results."""
+    enqueue_missing(work.stage, operator.connection, work.job, work.missing(), job_timeout=work.job_timeout)
+    if wait:
+        wait_for(work, operator)
+
+
+def wait_for(work: Work, operator: Operator) -> None:
+    """Show the work's progress until its results are there.
 
     Raises:
         UserError: one of its jobs failed for good, or is gone from Redis though its result is not there.
     """
     warned = False
-    begun = unsettled = time.monotonic()
-    with _display(what, operator.console) as show:
-        while not is_done():
+    begun = unsettled = answered = time.monotonic()
+    with _display(work.what, operator.console) as show:
+        while missing := work.missing():
             operator.check()
-            show(standing())
-            states = job_states(jobs, operator.connection)
-            if any(state.state in {"waiting", "running"} for state in states.values()):
+            work.check()
+            show(work.standing())
+            names = [job_id(work.stage, work.job, *of_job) for of_job in missing]
+            try:
+                states = job_states(work.stage, names, operator.connection)
+                answered = time.monotonic()
+            except RedisError as error:
+                if time.monotonic() - answered > REDIS_SECONDS:
+                    raise UserError(f"{work.what}: Redis does not answer ({error}); start it again") from error
+                time.sleep(POLL_SECONDS)
+                continue
+            if any(state in {"waiting", "running"} for state in states.values()):
                 unsettled = time.monotonic()
-            elif failed := {name: state.error for name, state in states.items() if state.state == "failed"}:
-                name, error = next(iter(failed.items()))
+            elif failed := [name for name, state in states.items() if state == "failed"]:
                 more = f" (and {len(failed) - 1} more jobs)" if len(failed) > 1 else ""
-                raise UserError(f"{what}: {error}{more} [job {name}]")
+                told = job_error(failed[0], operator.connection)
+                raise UserError(f"{work.what}: {told}{more} [job {failed[0]}]")
             elif time.monotonic() - unsettled > SETTLED_SECONDS:
-                raise UserError(f"{what}: no job is left and the result is not there; run the command again")
+                raise UserError(f"{work.what}: no job is left and the result is not there; run the command again")
             if not warned and time.monotonic() - begun > NO_WORKER_SECONDS:
                 warned = True
-                if not Worker.count(queue=queue(stage, operator.connection)):
+                if not Worker.count(queue=queue(work.stage, operator.connection)):
                     operator.console.print(
-                        f"[yellow]no worker takes jobs of {stage}; start one: dflash-stack worker {stage}[/]"
+                        f"[yellow]no worker takes jobs of {work.stage}; start one: dflash-stack worker {work.stage}[/]"
                     )
             time.sleep(POLL_SECONDS)
-        show(standing())
+        show(work.standing())
 
 
 @contextmanager

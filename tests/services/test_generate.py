@@ -13,22 +13,21 @@ import pytest
 
 from services.errors import UserError
 from services.ledger import count_generated
-from services.producer.client import Pace, ServersUnavailableError
-from services.producer.generate import generate_chunk
-from services.producer.journal import appending, journaled
+from services.producer.journal import journaled
+from services.producer.servers import Pace, ServersUnavailableError
 from services.records import Chunk, Completion, read_completions
 from services.runs import Run
 from services.settings import Settings
 from tests.services.fake_sglang import END, FakeSglang, Fault
+from tests.services.generating import QUICK, append_to_journal, generate_once
 
 MakeRun = Callable[..., tuple[Run, Chunk, Settings]]
-QUICK = Pace(patience=10, probe_interval=0.02, first_backoff=0.01, longest_backoff=0.02)
 PROMPTS = [[first, first + 1, 10] for first in range(20, 44)]
 
 
 def _generate(made: tuple[Run, Chunk, Settings], *servers: FakeSglang, pace: Pace = QUICK) -> list[Completion]:
     run, chunk, settings = made
-    asyncio.run(generate_chunk(run, chunk, settings, [server.url for server in servers], pace))
+    asyncio.run(generate_once(run, chunk, settings, [server.url for server in servers], pace))
     return read_completions(run.completions(chunk.chunk))
 
 
@@ -63,7 +62,7 @@ def test_every_kind_of_fault_is_accounted_for(make_run: MakeRun) -> None:
     assert Counter((completion.status, completion.reason) for completion in completions) == {
         ("completed", None): len(PROMPTS) - len(lasting),
         ("failed", "http 400"): 1,
-        ("failed", "connection lost"): 1,
+        ("failed", "quarantined"): 1,
         ("rejected", "empty answer"): 1,
         ("rejected", "repetition"): 1,
         ("rejected", "aborted"): 1,
@@ -74,7 +73,8 @@ def test_every_kind_of_fault_is_accounted_for(make_run: MakeRun) -> None:
     assert bad_request.detail is not None
     assert "the fake says 400" in bad_request.detail
     asked = {first: count for first, count in server.asked.items() if count > 1}
-    assert asked == {21: 3, 24: 3, 26: 2, 27: 2, 28: 2, 29: 2}
+    # Rejected samples are asked for once more, what the server gave up as often as `attempts` says.
+    assert asked == {21: 2, 22: 2, 23: 2, 24: 3, 25: 2, 26: 2, 27: 2, 28: 2, 29: 2}
     counts = count_generated(made[0])["s"]
     assert (counts.prompts, counts.finished, counts.waiting) == (len(PROMPTS), len(PROMPTS), 0)
     assert counts.output_tokens == 4 * counts.completed
@@ -136,29 +136,36 @@ def test_no_server_at_all_ends_the_job_and_keeps_the_prompts(make_run: MakeRun) 
     [
         (FakeSglang(model="other"), "serves other, not target; correct target.served_name"),
         (FakeSglang(context=256), r"context of 256 tokens, but .* = 320"),
+        (FakeSglang(reads_as="completely other words"), "has another tokenizer than the run: .* prompt p0"),
     ],
-    ids=["another model", "a shorter context"],
+    ids=["another model", "a shorter context", "another tokenizer"],
 )
 def test_a_server_that_is_not_the_target_is_refused(make_run: MakeRun, server: FakeSglang, message: str) -> None:
-    made = make_run(PROMPTS)
-    with server, FakeSglang() as good, pytest.raises(UserError, match=message):
-        _generate(made, good, server)
+    made = make_run(PROMPTS, messages=[{"role": "user", "content": "What is the answer to it all?"}])
+    with server, pytest.raises(UserError, match=message):
+        _generate(made, server)
     assert not made[0].completions("s-0").exists()
     assert server.requests == []
+
+
+def test_a_run_goes_on_without_the_server_that_is_refused(make_run: MakeRun) -> None:
+    with FakeSglang(model="other") as other, FakeSglang() as good:
+        completions = _generate(make_run(PROMPTS), other, good)
+    assert {completion.server for completion in completions} == {good.url}
+    assert other.requests == []
 
 
 @pytest.mark.parametrize("servers", [[], ["127.0.0.1:30000"]])
 def test_addresses_that_are_none_are_named(make_run: MakeRun, servers: list[str]) -> None:
     run, chunk, settings = make_run(PROMPTS)
     with pytest.raises(UserError, match="DFLASH_SERVERS"):
-        asyncio.run(generate_chunk(run, chunk, settings, servers, QUICK))
+        asyncio.run(generate_once(run, chunk, settings, servers, QUICK))
 
 
 def test_what_the_journal_holds_is_not_asked_again(make_run: MakeRun) -> None:
     made = make_run(PROMPTS)
     kept = Completion("p3", "rejected", "empty answer", "stop", [END], 1, 0.5, "http://s")
-    with appending(made[0].journal("s-0")) as append:
-        append(kept)
+    append_to_journal(made[0].journal("s-0"), kept)
     with FakeSglang() as server:
         completions = _generate(made, server)
     assert completions[3] == kept
@@ -178,14 +185,15 @@ def test_two_workers_on_one_chunk_publish_one_file(make_run: MakeRun) -> None:
     run, chunk, settings = make_run(PROMPTS)
 
     async def race(urls: list[str]) -> None:
-        await asyncio.gather(*(generate_chunk(run, chunk, settings, urls, QUICK) for _ in range(2)))
+        await asyncio.gather(*(generate_once(run, chunk, settings, urls, QUICK) for _ in range(2)))
 
     with FakeSglang(seconds=0.01) as server:
         asyncio.run(race([server.url]))
     assert [completion.prompt_id for completion in read_completions(run.completions("s-0"))] == [
         f"p{n}" for n in range(len(PROMPTS))
     ]
-    assert [path.name for path in run.completions("s-0").parent.iterdir()] == ["s-0.parquet"]
+    assert sorted(path.name for path in run.completions("s-0").parent.iterdir()) == ["s-0.json", "s-0.parquet"]
+    assert set(server.asked.values()) == {1}
     assert not run.journal("s-0").exists()
 
 
@@ -193,7 +201,7 @@ def test_a_prompt_that_is_missing_from_the_prompts_is_noticed(make_run: MakeRun)
     run, chunk, settings = make_run(PROMPTS)
     longer = Chunk(chunk.chunk, chunk.source, chunk.first, chunk.count + 1)
     with pytest.raises(UserError, match="but 25 entered"):
-        asyncio.run(generate_chunk(run, longer, settings, ["http://127.0.0.1:1"], QUICK))
+        asyncio.run(generate_once(run, longer, settings, ["http://127.0.0.1:1"], QUICK))
 
 
 def test_a_killed_worker_has_paid_for_nothing_twice(make_run: MakeRun) -> None:

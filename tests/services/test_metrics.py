@@ -11,13 +11,12 @@ from redis import Redis
 
 from services.errors import UserError
 from services.metrics import StackCollector, serve_metrics
-from services.producer.generate import generate_chunk
-from services.producer.journal import appending
 from services.queues import enqueue
 from services.records import Chunk, Completion
 from services.runs import Run, publish_json
 from services.settings import Addresses, Settings
 from tests.services.fake_sglang import FakeSglang, Fault
+from tests.services.generating import append_to_journal, generate_once
 
 MakeRun = Callable[..., tuple[Run, Chunk, Settings]]
 SOURCE = {"run": "r", "source": "s"}
@@ -39,7 +38,7 @@ def _scrape() -> CollectorRegistry:
 def finished_run(redis: Redis, make_run: MakeRun) -> Run:
     run, chunk, settings = make_run(PROMPTS)
     with FakeSglang(fault=_faulty) as server:
-        asyncio.run(generate_chunk(run, chunk, settings, [server.url]))
+        asyncio.run(generate_once(run, chunk, settings, [server.url]))
     return run
 
 
@@ -62,9 +61,11 @@ def test_every_prompt_of_a_run_is_counted_once(finished_run: Run) -> None:
 
 def test_answers_of_an_unfinished_chunk_show_at_once(redis: Redis, make_run: MakeRun) -> None:
     run, _, _ = make_run(PROMPTS)
-    with appending(run.journal("s-0")) as append:
-        append(Completion("p0", "completed", None, "stop", [4, 5, 2], 1, 0.1, "http://s"))
-        append(Completion("p1", "rejected", "repetition", "stop", [4, 4, 4, 2], 1, 0.1, "http://s"))
+    append_to_journal(
+        run.journal("s-0"),
+        Completion("p0", "completed", None, "stop", [4, 5, 2], 1, 0.1, "http://s"),
+        Completion("p1", "rejected", "repetition", "stop", [4, 4, 4, 2], 1, 0.1, "http://s"),
+    )
     scrape = _scrape()
     assert scrape.get_sample_value("dflash_journaled_prompts", SOURCE) == 2
     assert scrape.get_sample_value("dflash_output_tokens_total", SOURCE) == 3

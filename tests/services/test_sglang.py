@@ -1,18 +1,19 @@
 """A chunk answered by the real SGLang server on the CPU."""
 
 import asyncio
+import json
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 
 from services.errors import UserError
 from services.ledger import count_generated
-from services.producer.generate import generate_chunk
 from services.records import Chunk, read_completions
 from services.runs import Run
 from services.settings import Settings
+from tests.services.generating import generate_once
 
 MakeRun = Callable[..., tuple[Run, Chunk, Settings]]
 
@@ -34,7 +35,7 @@ MAX_NEW_TOKENS = 40
 
 def test_a_chunk_is_answered_end_to_end(sglang_url: str, target_path: Path, make_run: MakeRun) -> None:
     run, chunk, settings = make_run(PROMPTS, target_path, max_new_tokens=MAX_NEW_TOKENS, temperature=0)
-    asyncio.run(generate_chunk(run, chunk, settings, [sglang_url]))
+    asyncio.run(generate_once(run, chunk, settings, [sglang_url]))
 
     completions = read_completions(run.completions("s-0"))
     counts = count_generated(run)["s"]
@@ -51,7 +52,11 @@ def test_a_chunk_is_answered_end_to_end(sglang_url: str, target_path: Path, make
 
 def test_the_server_itself_includes_the_end_token(sglang_url: str) -> None:
     request = {"input_ids": PROMPTS[0], "sampling_params": {"max_new_tokens": MAX_NEW_TOKENS, "temperature": 0}}
-    answer = httpx.post(f"{sglang_url}/generate", json=request, timeout=300).json()
+    asked = urllib.request.Request(
+        f"{sglang_url}/generate", json.dumps(request).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(asked, timeout=300) as response:
+        answer = json.load(response)
     assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": END}
     assert answer["meta_info"]["prompt_tokens"] == len(PROMPTS[0])
     assert answer["output_ids"][-1] == END
@@ -61,7 +66,7 @@ def test_what_the_server_refuses_is_a_failure_with_its_words(
     sglang_url: str, target_path: Path, make_run: MakeRun
 ) -> None:
     run, chunk, settings = make_run([[1] * 9000], target_path, max_new_tokens=8, temperature=0)
-    asyncio.run(generate_chunk(run, chunk, settings, [sglang_url]))
+    asyncio.run(generate_once(run, chunk, settings, [sglang_url]))
     (completion,) = read_completions(run.completions("s-0"))
     assert (completion.status, completion.reason, completion.attempts) == ("failed", "http 400", 1)
     assert "9000 tokens" in str(completion.detail)
@@ -71,5 +76,5 @@ def test_a_server_of_another_model_is_refused(sglang_url: str, target_path: Path
     run, chunk, settings = make_run(PROMPTS, target_path)
     other = settings.model_copy(update={"target": settings.target.model_copy(update={"served_name": "other"})})
     with pytest.raises(UserError, match="serves target, not other"):
-        asyncio.run(generate_chunk(run, chunk, other, [sglang_url]))
+        asyncio.run(generate_once(run, chunk, other, [sglang_url]))
     assert not run.completions("s-0").exists()

@@ -1,6 +1,7 @@
 """Waiting for a stage ends with its files, with the error of its job, or with what to do when there is no job."""
 
 import io
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,10 @@ from redis import Redis
 from rich.console import Console
 
 from services.errors import UserError
-from services.queues import enqueue, job_id
+from services.queues import enqueue, queue
 from services.stack import wait
-from services.stack.wait import Operator, Standing, wait_for
+from services.stack.wait import Operator, Standing, Work, carry_out, wait_for
 from services.workers import HeartbeatWorker
-
-JOB = job_id("generate", "generate", "r", "s-0")
 
 
 @pytest.fixture
@@ -26,18 +25,36 @@ def operator(redis: Redis, output: io.StringIO) -> Operator:
     return Operator(redis, Console(file=output, width=120))
 
 
-def test_it_ends_when_the_files_are_there(operator: Operator, output: io.StringIO) -> None:
-    looked = iter([False, False, True])
-    enqueue("generate", operator.connection, "generate", "r", "s-0", job_timeout=60)
-    wait_for("generate", "generate", [JOB], operator, lambda: Standing(3, 3, "prompts"), lambda: next(looked))
+def _work(*, polls: int | None = None, chunks: int = 1, check: Callable[[], None] = lambda: None) -> Work:
+    """Chunks of run `r` whose results are there after so many polls, or never."""
+    polled: Iterator[int] = iter(range(polls) if polls is not None else iter(int, 1))
+
+    def missing() -> list[tuple[str, ...]]:
+        return [] if next(polled, None) is None else [("r", f"s-{chunk}") for chunk in range(chunks)]
+
+    return Work("generate", "generate", "generate", missing, 60, lambda: Standing(3, 3, "prompts"), check)
+
+
+def test_what_is_missing_is_enqueued_and_waited_for(operator: Operator, redis: Redis, output: io.StringIO) -> None:
+    carry_out(_work(polls=3, chunks=5), operator)
     assert "generate   3/3  prompts" in output.getvalue()
+    assert [job.args for job in queue("generate", redis).jobs] == [["r", f"s-{chunk}"] for chunk in range(5)]
+
+
+def test_the_jobs_of_many_chunks_cost_few_round_trips(operator: Operator, redis: Redis) -> None:
+    before = redis.info("stats")["total_commands_processed"]  # type: ignore[index]
+    carry_out(_work(polls=4, chunks=1500), operator)
+    commands = redis.info("stats")["total_commands_processed"] - before  # type: ignore[index]
+    assert queue("generate", redis).count == 1500
+    # Pushing and saving each job, and a handful of commands at each of three polls.
+    assert commands < 1500 * 5 + 100
 
 
 def test_a_failed_job_is_told_in_its_own_words(operator: Operator, redis: Redis, tmp_path: Path) -> None:
     enqueue("generate", redis, "generate", "r", "s-0", job_timeout=60)
     HeartbeatWorker("generate", redis, tmp_path / "heartbeat").work(burst=True)
     with pytest.raises(UserError, match=r"^generate: no run 'r' in .*; there is none yet.* \[job generate--"):
-        wait_for("generate", "generate", [JOB], operator, lambda: Standing(0, 3), lambda: False)
+        wait_for(_work(), operator)
 
 
 def test_jobs_that_are_gone_with_their_results_missing_are_told(
@@ -45,16 +62,14 @@ def test_jobs_that_are_gone_with_their_results_missing_are_told(
 ) -> None:
     monkeypatch.setattr(wait, "SETTLED_SECONDS", 0.1)
     with pytest.raises(UserError, match="no job is left and the result is not there; run the command again"):
-        wait_for("generate", "generate", [JOB], operator, lambda: Standing(0, 3), lambda: False)
+        wait_for(_work(), operator)
 
 
 def test_a_queue_without_a_worker_is_told(
     operator: Operator, output: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wait, "NO_WORKER_SECONDS", 0)
-    looked = iter([False, False, False, True])
-    enqueue("generate", operator.connection, "generate", "r", "s-0", job_timeout=60)
-    wait_for("generate", "generate", [JOB], operator, lambda: Standing(0, 3), lambda: next(looked))
+    carry_out(_work(polls=5), operator)
     assert "no worker takes jobs of generate; start one: dflash-stack worker generate" in output.getvalue()
     assert output.getvalue().count("no worker") == 1
 
@@ -63,6 +78,13 @@ def test_waiting_ends_when_a_server_that_it_needs_has_died(operator: Operator) -
     def check() -> None:
         raise UserError("sglang ended with status 1")
 
-    dead = Operator(operator.connection, operator.console, check)
     with pytest.raises(UserError, match="sglang ended"):
-        wait_for("generate", "generate", [JOB], dead, lambda: Standing(0, 3), lambda: False)
+        wait_for(_work(), Operator(operator.connection, operator.console, check))
+
+
+def test_waiting_ends_when_the_run_is_paused(operator: Operator) -> None:
+    def check() -> None:
+        raise UserError("run r is paused")
+
+    with pytest.raises(UserError, match="is paused"):
+        wait_for(_work(check=check), operator)

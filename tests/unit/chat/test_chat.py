@@ -214,11 +214,3 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(make_target: Cal
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 1000}))
     with pytest.raises(UserError, match="49152 tokens and the model 1000 embeddings"):
         chat.load_tokenizer(folder)
-
-
-def test_the_vocabulary_of_a_nested_configuration_is_found(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 248320}}')
-    assert chat.vocabulary_size(tmp_path) == 248320
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match="no vocab_size"):
-        chat.vocabulary_size(tmp_path)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.producer.outcome import Answer, judge, repeated_share
+from services.producer.outcome import Answer, Question, judge, repeated_share
 from services.settings import GenerateSettings
 
 END = 2
@@ -74,3 +74,43 @@ def test_any_repetition_passes_by_default() -> None:
 )
 def test_repeated_share_counts_grams_seen_before(ids: list[int], share: float) -> None:
     assert repeated_share(ids) == pytest.approx(share)
+
+
+THINKING_IDS = {"<think>": 90, "</think>": 91}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "reason"),
+    [
+        ([1, 90], [5, 91, 6], None),
+        ([1, 90], [5, 6], "unclosed thinking"),
+        ([1], [90, 5, 91, 6], None),
+        ([1], [90, 5], "unclosed thinking"),
+        ([1], [5, 6], None),
+        ([90, 91], [5, 6], None),
+        ([90, 7, 91, 1, 90], [91, 90, 5], "unclosed thinking"),
+    ],
+)
+def test_thinking_has_to_be_closed_by_policy(prompt: list[int], answer: list[int], reason: str | None) -> None:
+    emitted = Answer([*answer, END], {"type": "stop", "matched": END}, "s")
+    for policy, expected in (("reject", reason), ("keep", None)):
+        settings = GenerateSettings(max_new_tokens=16, unclosed_thinking=policy)  # type: ignore[arg-type]
+        assert judge(emitted, settings, Question(prompt), THINKING_IDS).reason == expected
+        # A target without such tokens cannot leave them open.
+        assert judge(emitted, settings, Question(prompt), {}).reason is None
+
+
+def test_tool_calls_are_checked_where_tools_were_given() -> None:
+    tools = '[{"type": "function", "function": {"name": "get_time"}}]'
+    text = "<tool_call>{broken</tool_call>"
+
+    def reason(finish: dict[str, Any], tools: str | None, **settings: Any) -> str | None:
+        answer = Answer([5, END] if finish["type"] == "stop" else list(range(16)), finish, "s", text)
+        return judge(answer, GenerateSettings(max_new_tokens=16, **settings), Question([1], tools)).reason
+
+    stop, length = {"type": "stop", "matched": END}, {"type": "length", "length": 16}
+    assert reason(stop, tools) == "unparsable tool call"
+    assert reason(stop, tools, tool_calls="keep") is None
+    assert reason(stop, None) is None
+    # A truncated answer is kept or rejected as such.
+    assert reason(length, tools) is None

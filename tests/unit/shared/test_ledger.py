@@ -1,5 +1,6 @@
 """The ledger counts from files, at any moment, and says when they disagree."""
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -8,9 +9,18 @@ from pathlib import Path
 import pytest
 
 from services.errors import UserError
-from services.ledger import check_balance, count_generated, find_chunk, plan_chunks, read_chunks, read_journal
-from services.records import Completion, Prompt, write_completions, write_prompts
-from services.runs import Run, create_run, publish, publish_json
+from services.ledger import (
+    GenerateCounter,
+    check_balance,
+    count_generated,
+    find_chunk,
+    plan_chunks,
+    read_chunks,
+    summarize,
+    total,
+)
+from services.records import Chunk, Completion, Prompt, write_completions, write_prompts
+from services.runs import Run, create_run, publish, publish_json, read_json
 from services.settings import Settings
 
 
@@ -60,18 +70,28 @@ def test_an_unknown_chunk_is_named(run: Run, settings: Settings) -> None:
         find_chunk(run, "questions-00009")
 
 
+def journal_line(completion: Completion) -> str:
+    fields = dict(vars(completion))
+    fields["output_ids"] = fields.pop("output_ids")
+    return json.dumps(fields, separators=(",", ":")) + "\n"
+
+
+def publish_chunk(run: Run, chunk: Chunk, completions: list[Completion]) -> None:
+    path = run.completions(chunk.chunk)
+    publish(path, lambda temporary: write_completions(temporary, completions, {"model": "target"}))
+    publish_json(run.summary(chunk.chunk), summarize(path))
+
+
+MIXED = [answer("prompt-0"), answer("prompt-1", "rejected", "loop"), answer("prompt-2", "failed", "timeout")]
+
+
 def test_counts_come_from_published_completions_and_from_journals(run: Run, settings: Settings) -> None:
-    plan_chunks(run, settings)
-    completions = [
-        answer("prompt-0"),
-        answer("prompt-1", "rejected", "loop"),
-        answer("prompt-2", "failed", "timeout"),
-    ]
-    publish(run.completions("questions-00000"), lambda path: write_completions(path, completions))
-    journal = run.journal("questions-00001")
+    first, second, _ = plan_chunks(run, settings)
+    publish_chunk(run, first, MIXED)
+    journal = run.journal(second.chunk)
     journal.parent.mkdir()
-    line = json.dumps(vars(answer("prompt-3")))
-    journal.write_text(f"{line}\n{line}\n" + '{"prompt_id": "prompt-4", "outp')
+    line = journal_line(answer("prompt-3"))
+    journal.write_text(line + line + '{"prompt_id":"prompt-4","lost":"http://s"}\n{"prompt_id":"prompt-5","outp')
 
     counts = count_generated(run)["questions"]
     assert (counts.prompts, counts.chunks, counts.chunks_done) == (7, 3, 1)
@@ -80,15 +100,50 @@ def test_counts_come_from_published_completions_and_from_journals(run: Run, sett
     assert counts.output_tokens == 3 + 3
 
 
-def test_a_journal_survives_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
-    journal = tmp_path / "journal.jsonl"
-    whole = json.dumps({"prompt_id": "a", "text": "größer"}, ensure_ascii=False).encode()
-    for cut in range(len(whole)):
-        journal.write_bytes(b'{"prompt_id": "first"}\n' + whole[:cut])
-        assert list(read_journal(journal)) == ["first"]
-    # What is written after the torn line, on a line of its own, counts.
-    journal.write_bytes(whole[:9] + b"\n" + whole + b"\n")
-    assert list(read_journal(journal)) == ["a"]
+def test_a_chunk_whose_summary_is_not_there_yet_is_counted_all_the_same(run: Run, settings: Settings) -> None:
+    first = plan_chunks(run, settings)[0]
+    publish(run.completions(first.chunk), lambda path: write_completions(path, MIXED))
+    without = count_generated(run)
+    publish_json(run.summary(first.chunk), summarize(run.completions(first.chunk)))
+    assert count_generated(run) == without
+
+
+def test_counting_again_sees_what_came_since(run: Run, settings: Settings) -> None:
+    first, second, _ = plan_chunks(run, settings)
+    counter = GenerateCounter(run)
+    assert counter.count()["questions"].waiting == 7
+    journal = run.journal(first.chunk)
+    journal.parent.mkdir()
+    seen = []
+    for number in range(3):
+        with journal.open("a") as file:
+            file.write(journal_line(answer(f"prompt-{number}")))
+        seen.append(counter.count()["questions"].in_journal)
+    assert seen == [1, 2, 3]
+    publish_chunk(run, first, MIXED)
+    journal.unlink()
+    publish_chunk(run, second, [answer(f"prompt-{number}") for number in range(3, 6)])
+    counts = counter.count()["questions"]
+    assert (counts.finished, counts.in_journal, counts.waiting) == (6, 0, 1)
+
+
+def test_a_summary_says_what_its_chunk_holds(run: Run, settings: Settings) -> None:
+    first = plan_chunks(run, settings)[0]
+    publish_chunk(run, first, MIXED)
+    summary = read_json(run.summary(first.chunk))
+    content = run.completions(first.chunk).read_bytes()
+    assert summary["sha256"] == hashlib.sha256(content).hexdigest()
+    assert summary["bytes"] == len(content)
+    assert summary["origin"] == {"model": "target"}
+    assert (summary["completed"], summary["rejected"], summary["failed"]) == (1, {"loop": 1}, {"timeout": 1})
+    assert summary["output_tokens"] == 3
+
+
+def test_sources_add_up(run: Run, settings: Settings) -> None:
+    plan_chunks(run, settings)
+    counts = count_generated(run)["questions"]
+    both = total([counts, counts])
+    assert (both.prompts, both.chunks, both.waiting) == (14, 6, 14)
 
 
 def test_numbers_that_do_not_add_up_are_told(tmp_path: Path) -> None:

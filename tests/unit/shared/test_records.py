@@ -2,7 +2,15 @@
 
 from pathlib import Path
 
-from services.records import Completion, Prompt, read_completions, read_prompts, write_completions, write_prompts
+from services.records import (
+    Completion,
+    Prompt,
+    read_completions,
+    read_origin,
+    read_prompts,
+    write_completions,
+    write_prompts,
+)
 
 PROMPTS = [
     Prompt("a", "questions", '[{"role": "user", "content": "größer 🙂"}]', None, [1, 2, 3]),
@@ -33,3 +41,20 @@ def test_completions_come_back_as_they_were(tmp_path: Path) -> None:
     ]
     write_completions(path, completions)
     assert read_completions(path) == completions
+
+
+def test_a_slice_of_many_prompts_is_read_without_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.parquet"
+    prompts = [Prompt(f"p{number}", "s", "[]", None, [number]) for number in range(2500)]
+    write_prompts(path, prompts)
+    for first, count in ((0, 10), (1020, 10), (1024, 1024), (2490, 10), (2490, 20), (0, 2500), (7, None)):
+        expected = prompts[first:] if count is None else prompts[first : first + count]
+        assert read_prompts(path, first, count) == expected
+
+
+def test_completions_carry_how_they_came_about(tmp_path: Path) -> None:
+    path = tmp_path / "completions.parquet"
+    origin = {"model": "target", "sampling": {"temperature": 0.6}}
+    write_completions(path, [], origin)
+    assert read_origin(path) == origin
+    assert read_completions(path) == []

@@ -1,0 +1,139 @@
+"""What a run's files lack is put into the queues again, whatever Redis has lost or still believes."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from redis import Redis
+
+from services.control import read_control
+from services.errors import UserError
+from services.ledger import check_balance, plan_chunks, read_chunks, summarize
+from services.queues import Stage, enqueue_missing
+from services.records import Chunk
+from services.runs import Run, read_json
+from services.settings import Settings
+
+# A writer that was killed leaves its unfinished file; a live one needs seconds.
+ABANDONED_SECONDS = 3600
+
+
+@dataclass(frozen=True)
+class Reconciled:
+    """What was found and done, in chunks; `submitted` = `assembled` + `to_assemble` + `begun` + `untouched`."""
+
+    submitted: int
+    assembled: int
+    to_assemble: int
+    begun: int
+    untouched: int
+    enqueued: dict[Stage, int]
+    removed: int
+    damaged: list[str] = field(default_factory=list)
+
+
+def submitted_chunks(run: Run) -> list[Chunk]:
+    """The chunks of the run that were submitted."""
+    control = read_control(run)
+    return choose(run, control.sources, control.limit)
+
+
+def choose(run: Run, sources: list[str] | None, limit: int | None) -> list[Chunk]:
+    """Whole chunks of these sources in turn, up to `limit` prompts, and at least one; None: all."""
+    chunks = [chunk for chunk in read_chunks(run) if sources is None or chunk.source in sources]
+    if limit is None:
+        return chunks
+    places: Counter[str] = Counter()
+    turns = {}
+    for chunk in chunks:
+        turns[chunk.chunk] = places[chunk.source]
+        places[chunk.source] += 1
+    chosen: list[Chunk] = []
+    prompts = 0
+    for chunk in sorted(chunks, key=lambda chunk: turns[chunk.chunk]):
+        if chosen and prompts + chunk.count > limit:
+            break
+        chosen.append(chunk)
+        prompts += chunk.count
+    return chosen
+
+
+def check_not_paused(run: Run) -> None:
+    """Raises UserError for a paused run."""
+    if reason := read_control(run).paused:
+        raise UserError(f"run {run.name} is paused: {reason}; go on with `dflash-stack resume {run.name}`")
+
+
+def reconcile(run: Run, settings: Settings, connection: Redis, verify: bool = False) -> Reconciled:
+    """Compare prompts, journals, chunks and queues, and enqueue whatever has neither a result nor a job.
+
+    Args:
+        verify: also compare each published chunk with its checksum and its prompts, which reads them all.
+
+    Raises:
+        UserError: the run is not prepared or paused, or its chunks do not cover its prompts.
+    """
+    check_not_paused(run)
+    planned = plan_chunks(run, settings)
+    for source in {chunk.source for chunk in planned}:
+        prompts = pq.read_metadata(run.prompts(source)).num_rows
+        in_chunks = sum(chunk.count for chunk in planned if chunk.source == source)
+        check_balance(f"prompts of {source}", prompts, {f"in {run.chunks}": in_chunks})
+    chunks = submitted_chunks(run)
+    open_chunks = [chunk for chunk in chunks if not run.summary(chunk.chunk).is_file()]
+    done = [chunk for chunk in chunks if run.summary(chunk.chunk).is_file()]
+    to_assemble = [chunk for chunk in done if not run.assembled(chunk.chunk).is_file()]
+    begun = sum(run.journal(chunk.chunk).is_file() for chunk in open_chunks)
+    work: tuple[tuple[Stage, list[Chunk], int], ...] = (
+        ("generate", open_chunks, settings.generate.job_timeout),
+        ("assemble", to_assemble, settings.assemble.job_timeout),
+    )
+    enqueued = {
+        stage: len(
+            enqueue_missing(
+                stage, connection, stage, [(run.name, chunk.chunk) for chunk in of_stage], job_timeout=timeout
+            )
+        )
+        for stage, of_stage, timeout in work
+    }
+    return Reconciled(
+        submitted=len(chunks),
+        assembled=len(done) - len(to_assemble),
+        to_assemble=len(to_assemble),
+        begun=begun,
+        untouched=len(open_chunks) - begun,
+        enqueued=enqueued,
+        removed=_remove_abandoned(run),
+        damaged=[fault for chunk in done if verify for fault in _faults(run, chunk)],
+    )
+
+
+def _remove_abandoned(run: Run) -> int:
+    abandoned = [
+        path
+        for path in run.root.glob("*/.*.tmp")
+        if path.is_file() and time.time() - path.stat().st_mtime > ABANDONED_SECONDS
+    ]
+    for path in abandoned:
+        path.unlink(missing_ok=True)
+    return len(abandoned)
+
+
+def _faults(run: Run, chunk: Chunk) -> list[str]:
+    """What is wrong with a published chunk, in one line each."""
+    path = run.completions(chunk.chunk)
+    if not path.is_file():
+        return [f"{path} is gone, though its summary is there"]
+    if summarize(path)["sha256"] != read_json(run.summary(chunk.chunk))["sha256"]:
+        return [f"{path} is not what was published: its checksum differs"]
+    answered = pq.read_table(path, columns=["prompt_id"])["prompt_id"].to_pylist()
+    prompts = _prompt_ids(run.prompts(chunk.source), chunk)
+    return [] if answered == prompts else [f"{path} does not hold the chunk's prompts, in their order"]
+
+
+def _prompt_ids(path: Path, chunk: Chunk) -> list[str]:
+    table = pq.read_table(path, columns=["prompt_id"]).slice(chunk.first, chunk.count)
+    ids: list[str] = table["prompt_id"].to_pylist()
+    return ids

@@ -1,0 +1,57 @@
+"""What the files of the target model say of it; needs neither its weights nor a tokenizer library."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from services.errors import UserError
+
+
+def vocabulary_size(path: Path) -> int:
+    """Rows of the target's embedding: every valid id is below it. SGLang crashes on one that is not.
+
+    Raises:
+        UserError: config.json is missing, or does not say.
+    """
+    config = _read(path / "config.json")
+    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    if not isinstance(size, int):
+        raise UserError(f"{path / 'config.json'}: no vocab_size; this is no causal language model")
+    return size
+
+
+def added_token_ids(path: Path, tokens: Iterable[str]) -> dict[str, int]:
+    """Ids of those of the given tokens that the tokenizer was given beside its merges, `<think>` for example."""
+    wanted = set(tokens)
+    for name in ("tokenizer_config.json", "tokenizer.json"):
+        content = _read(path / name) if (path / name).is_file() else {}
+        listed = content.get("added_tokens_decoder")
+        added = (
+            [(int(number), token["content"]) for number, token in listed.items()]
+            if listed
+            else [(token["id"], token["content"]) for token in content.get("added_tokens", [])]
+        )
+        if added:
+            return {text: number for number, text in added if text in wanted}
+    return {}
+
+
+def revision(path: Path) -> str:
+    """SHA-256 over config.json and the names and sizes of the weight files: equal for equal models."""
+    digest = hashlib.sha256((path / "config.json").read_bytes())
+    for weights in sorted(path.glob("*.safetensors")):
+        digest.update(f"{weights.name} {weights.stat().st_size}\n".encode())
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"target model {path.parent}: {path.name} cannot be read: {' '.join(str(error).split())}; "
+            "correct target.path"
+        ) from error
+    return content
