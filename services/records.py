@@ -1,6 +1,8 @@
 """The records that the stages hand on, with their Arrow schemas."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 TOKEN_IDS = pa.list_(pa.int32())
+ROWS_A_GROUP = 1000
 
 # Conversations and tools differ in their fields from row to row, which no Arrow struct holds without loss
 # (datasets#7869), so they are kept as JSON text.
@@ -93,14 +96,25 @@ class Chunk:
     count: int
 
 
-def write_prompts(path: Path, prompts: list[Prompt]) -> None:
-    _write(path, [asdict(prompt) for prompt in prompts], PROMPT_SCHEMA)
+def write_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
+    """Write prompts as they come, a row group at a time."""
+    coming = iter(prompts)
+    with pq.ParquetWriter(path, PROMPT_SCHEMA, compression="zstd") as writer:
+        while rows := [asdict(prompt) for prompt in islice(coming, ROWS_A_GROUP)]:
+            writer.write_table(pa.Table.from_pylist(rows, schema=PROMPT_SCHEMA))
 
 
 def read_prompts(path: Path, first: int = 0, count: int | None = None) -> list[Prompt]:
     """`count` prompts from row `first` on (all of the rest by default)."""
     rows = pq.read_table(path, schema=PROMPT_SCHEMA).slice(first, count).to_pylist()
     return [Prompt(**row) for row in rows]
+
+
+def read_prompt_texts(path: Path) -> Iterator[list[str]]:
+    """The JSON texts of all prompts' messages, some at a time."""
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=ROWS_A_GROUP, columns=["messages"]):
+            yield batch["messages"].to_pylist()
 
 
 def write_completions(path: Path, completions: list[Completion]) -> None:

@@ -83,7 +83,7 @@ def test_every_row_is_accounted_for(prepare_sources: PrepareQuestions) -> None:
     assert account["read"] == len(rows)
     assert account["rejected"] == {"empty_turn": 1, "missing_column": 1, "not_json": 1, "not_utf8": 1}
     assert account["rejected_rows"]["empty_turn"][0].endswith("run-a.jsonl row 14")
-    assert (account["duplicates"], account["kept"], account["held_out"]) == (3, 6, 2)
+    assert (account["duplicates"], account["kept"], account["held_out"]) == ({"in_source": 3}, 6, 2)
     assert account["over_length"] + account["not_needed"] == 3
     assert account["kept"] == len(ids(run))
     assert account["prompt_tokens"] == sum(len(prompt.input_ids) for prompt in read_prompts(run.prompts("a")))
@@ -110,7 +110,7 @@ def test_held_out_prompts_are_in_no_set_to_generate_for(prepare_sources: Prepare
     assert len(held_out) == 4
     assert not held_out & {*ids(run, "a"), *ids(run, "b")}
     # What `a` took is a duplicate in `b`; what it did not need is free.
-    assert content["sources"]["b"]["duplicates"] == 12
+    assert content["sources"]["b"]["duplicates"] == {"in_other_source": 12}
     assert content["sources"]["b"]["kept"] == 18
 
 
