@@ -6,6 +6,7 @@
       prompts/SOURCE.json             what became of every row of the source
       prompts/prepare.json            the same for all sources; its presence ends the stage
       prompts/progress.json           how far preparing is
+      prompts/preview-N.json          the first N prompts of every source as text
       held_out/SOURCE.parquet         prompts to measure acceptance on
       chunks.json                     which rows of which source make up which chunk
       journal/CHUNK.jsonl             answers of a chunk that is not finished
@@ -59,6 +60,9 @@ class Run:
     @property
     def prepare_progress(self) -> Path:
         return self.root / "prompts" / "progress.json"
+
+    def preview(self, count: int) -> Path:
+        return self.root / "prompts" / f"preview-{count}.json"
 
     def prompts(self, source: str) -> Path:
         return self.root / "prompts" / f"{source}.parquet"

@@ -136,7 +136,13 @@ class CorpusMix(Section):
     """The existing corpus by domain, to show the mix before and after."""
 
     samples: int = Field(gt=0)
-    percent: dict[str, float]
+    percent: dict[str, Annotated[float, Field(ge=0, le=100)]] = Field(description="what lacks to 100 is 'other'")
+
+    @model_validator(mode="after")
+    def _no_more_than_all(self) -> Self:
+        if (whole := sum(self.percent.values())) > 100.001:
+            raise ValueError(f"percent adds up to {whole:g}, more than 100")
+        return self
 
 
 class PrepareSettings(Section):

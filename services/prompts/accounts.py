@@ -109,6 +109,8 @@ def mix(accounts: Iterable[Mapping[str, Any]], corpus: CorpusMix | None) -> dict
     if corpus is None:
         return shares
     before = Counter({name: round(corpus.samples * percent / 100) for name, percent in corpus.percent.items()})
+    if rest := corpus.samples - before.total():
+        before["other"] += rest
     return {"before": _shares(before), **shares, "after": _shares(before + prompts)}
 
 

@@ -18,6 +18,7 @@ Evaluated = Literal["before", "after"]
 EVALUATED: tuple[Evaluated, ...] = ("before", "after")
 
 PREPARE_TIMEOUT = 12 * 3600
+PREVIEW_TIMEOUT = 600
 MERGE_TIMEOUT = 6 * 3600
 EXPORT_TIMEOUT = 3600
 RATE_WINDOW_SECONDS = 20.0
@@ -31,15 +32,30 @@ def prepare(run: Run, settings: Settings, operator: Operator, wait: bool = True)
     enqueue("prepare", operator.connection, "prepare", run.name, job_timeout=PREPARE_TIMEOUT)
     if not wait:
         return
-    sources = [source.name for source in settings.sources]
     wait_for(
         "prepare",
         "prepare",
         [job_id("prepare", "prepare", run.name)],
         operator,
-        lambda: Standing(sum(run.prompts(source).is_file() for source in sources), len(sources), "sources"),
+        lambda: _prepare_standing(run, settings),
         run.prepared.is_file,
     )
+
+
+def preview(run: Run, count: int, operator: Operator) -> dict[str, list[str]]:
+    """The first `count` prompts of every source, as text."""
+    result = run.preview(count)
+    if not result.is_file():
+        enqueue("prepare", operator.connection, "preview", run.name, str(count), job_timeout=PREVIEW_TIMEOUT)
+        wait_for(
+            "preview",
+            "prepare",
+            [job_id("prepare", "preview", run.name, str(count))],
+            operator,
+            lambda: Standing(int(result.is_file()), 1, "preview"),
+            result.is_file,
+        )
+    return read_json(result)
 
 
 def submit(run: Run, settings: Settings, operator: Operator, wait: bool = True) -> None:
@@ -149,6 +165,20 @@ def export(run: Run, operator: Operator, wait: bool = True) -> None:
             lambda: Standing(int(run.export.is_dir()), 1, "drafter"),
             run.export.is_dir,
         )
+
+
+def _prepare_standing(run: Run, settings: Settings) -> dict[str, Standing]:
+    """By source, percent of the work: half of it is reading all rows, half is rendering the prompts wanted."""
+    if not run.prepare_progress.is_file():
+        return {source.name: Standing(0, None) for source in settings.sources}
+    return {
+        name: Standing(
+            int(50 * (source["scanned"] + source["drawn"])),
+            100,
+            f"% {source['read']:,} rows, {source['kept']:,} prompts",
+        )
+        for name, source in read_json(run.prepare_progress).items()
+    }
 
 
 def _generate_standing(run: Run) -> Callable[[], Standing]:
