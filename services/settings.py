@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.errors import UserError
@@ -92,6 +92,7 @@ class FilterSettings(Section):
 class SourceSettings(RowsSettings):
     """One set of prompts."""
 
+    enabled: bool = Field(default=True, description="false: checked, but left out, as if it were not in the file")
     domain: Literal["code", "general", "math", "tools"]
     quota: int = Field(gt=0, description="prompts to generate answers for")
     held_out: int = Field(default=0, ge=0, description="further prompts kept aside to measure acceptance on")
@@ -260,6 +261,14 @@ class Settings(Section):
     train: TrainSettings
     evaluate: EvaluateSettings = EvaluateSettings()
     seed: int = 0
+
+    @field_validator("sources")
+    @classmethod
+    def _enabled(cls, sources: list[SourceSettings]) -> list[SourceSettings]:
+        enabled = [source for source in sources if source.enabled]
+        if not enabled:
+            raise ValueError("no source is enabled")
+        return enabled
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:

@@ -175,7 +175,7 @@ def _filter(value: dict[str, Any], conversation: Conversation, filters: FilterSe
     if told is None:
         other = is_other_language(user_text(conversation.messages), tuple(filters.languages))
     else:
-        other = told not in filters.languages
+        other = str(told).split("-")[0].lower() not in filters.languages  # "zh-cn" is Chinese too
     if other:
         raise Rejected("other_language")
 
