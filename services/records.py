@@ -100,8 +100,9 @@ def write_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
     """Write prompts as they come, a row group at a time."""
     coming = iter(prompts)
     with pq.ParquetWriter(path, PROMPT_SCHEMA, compression="zstd") as writer:
-        while rows := [asdict(prompt) for prompt in islice(coming, ROWS_A_GROUP)]:
-            writer.write_table(pa.Table.from_pylist(rows, schema=PROMPT_SCHEMA))
+        while group := list(islice(coming, ROWS_A_GROUP)):
+            columns = {name: [getattr(prompt, name) for prompt in group] for name in PROMPT_SCHEMA.names}
+            writer.write_table(pa.Table.from_pydict(columns, schema=PROMPT_SCHEMA))
 
 
 def read_prompts(path: Path, first: int = 0, count: int | None = None) -> list[Prompt]:

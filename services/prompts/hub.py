@@ -57,7 +57,11 @@ def locate(shape: RowsSettings) -> Fetched:
         raise UserError(
             f"{where}: no such data set, or it is private; check the name, and give a token in HF_TOKEN"
         ) from error
-    except (httpx.HTTPError, HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+    except OfflineModeIsEnabled as error:
+        raise UserError(
+            f"{where}: HF_HUB_OFFLINE forbids fetching it; unset that, or give its files as files"
+        ) from error
+    except (httpx.HTTPError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise UserError(
             f"{where}: the hub at {constants.ENDPOINT} gave nothing ({_one_line(error)}); try again, or give "
             "its files, fetched elsewhere, as files"

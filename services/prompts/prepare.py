@@ -7,9 +7,11 @@ own content and the rows taken before it, never the order of the files or the nu
 """
 
 import os
+import shutil
 import tempfile
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -194,7 +196,7 @@ def prepare_source(
             (run.prompts(source.name), kept, counts.kept),
             (run.held_out(source.name), held_out, counts.held_out),
         ):
-            publish(final, lambda temporary, written=written: os.link(written, temporary))  # type: ignore[misc]
+            publish(final, partial(shutil.copyfile, written))
             # A run taken up again may find the file of an earlier try: it must be of the same rows.
             check_balance(f"{final}", pq.read_metadata(final).num_rows, {"prompts": count})
     if publish_json(run.source_prepared(source.name), counts.content()):
