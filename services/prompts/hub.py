@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import httpx
-from huggingface_hub import HfApi, constants, hf_hub_download
+from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -40,13 +40,16 @@ def locate(shape: RowsSettings) -> Fetched:
         return Fetched(shape.files, None)
     where = f"{shape.name}: data set {shape.dataset} at {shape.revision}"
     try:
-        info = HfApi().dataset_info(shape.dataset, revision=shape.revision)
+        hub = HfApi()
+        info = hub.dataset_info(shape.dataset, revision=shape.revision)
         there = sorted(sibling.rfilename for sibling in info.siblings or [])
         names = [name for name in there if any(fnmatch(name, pattern) for pattern in shape.data_files)]
         for pattern in shape.data_files:
             if not any(fnmatch(name, pattern) for name in names):
                 raise UserError(f"{where} has no file {pattern!r}; there are: {', '.join(there[:20]) or 'none'}")
-        files = [Path(hf_hub_download(shape.dataset, name, repo_type="dataset", revision=info.sha)) for name in names]
+        files = [
+            Path(hub.hf_hub_download(shape.dataset, name, repo_type="dataset", revision=info.sha)) for name in names
+        ]
     except GatedRepoError as error:
         raise UserError(
             f"{where} is gated: accept its terms on the hub, and give a token of that account in HF_TOKEN"

@@ -9,7 +9,7 @@ from typing import Any
 
 from services.prompts.tools import UnreadableError, parse, tool_name, tool_schemas
 
-TOOLS = re.compile(r"<tools>(.*?)</tools>", re.DOTALL)
+TOOLS = re.compile(r"<tools>((?:(?!<tools>).)*?)</tools>", re.DOTALL)
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 RESPONSE = re.compile(r"<tool_response>(.*?)</tool_response>", re.DOTALL)
 SENTENCE = re.compile(r"(?<=[.:!?])\s+|\n+")
