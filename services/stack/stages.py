@@ -37,7 +37,7 @@ def prepare(run: Run, settings: Settings, operator: Operator, wait: bool = True)
         "prepare",
         [job_id("prepare", "prepare", run.name)],
         operator,
-        lambda: _prepare_standing(run, settings),
+        lambda: prepare_standing(run, settings),
         run.prepared.is_file,
     )
 
@@ -167,7 +167,7 @@ def export(run: Run, operator: Operator, wait: bool = True) -> None:
         )
 
 
-def _prepare_standing(run: Run, settings: Settings) -> dict[str, Standing]:
+def prepare_standing(run: Run, settings: Settings) -> dict[str, Standing]:
     """By source, percent of the work: half of it is reading all rows, half is rendering the prompts wanted."""
     if not run.prepare_progress.is_file():
         return {source.name: Standing(0, None) for source in settings.sources}

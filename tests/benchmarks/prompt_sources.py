@@ -112,9 +112,9 @@ class Writer:
 
 def infinity(count: int) -> Iterator[dict[str, Any]]:
     """ShareGPT turns; one in ten is a row of another source, as in the real data set."""
-    write, other = Writer("infinity"), Writer("metamath")
+    write, other = Writer("infinity"), codefeedback(count)
     for number in range(count):
-        question = other.question() if number % 10 == 0 else write.question()
+        question = next(other)["query"] if number % 10 == 0 else write.question()
         turns = [{"from": "human", "value": question}, {"from": "gpt", "value": write.answer()}]
         if number % 4 == 0:
             turns += [{"from": "human", "value": write.question()}, {"from": "gpt", "value": write.answer()}]

@@ -33,6 +33,14 @@ def test_it_ends_when_the_files_are_there(operator: Operator, output: io.StringI
     assert "generate   3/3  prompts" in output.getvalue()
 
 
+def test_several_bars_are_shown_by_name(operator: Operator, output: io.StringIO) -> None:
+    looked = iter([False, True])
+    enqueue("generate", operator.connection, "generate", "r", "s-0", job_timeout=60)
+    standings = {"a": Standing(100, 100, "%"), "b": Standing(100, 100, "% more")}
+    wait_for("prepare", "generate", [JOB], operator, lambda: standings, lambda: next(looked))
+    assert output.getvalue().splitlines() == ["a          100/100  %", "b          100/100  % more"]
+
+
 def test_a_failed_job_is_told_in_its_own_words(operator: Operator, redis: Redis, tmp_path: Path) -> None:
     enqueue("generate", redis, "generate", "r", "s-0", job_timeout=60)
     HeartbeatWorker("generate", redis, tmp_path / "heartbeat").work(burst=True)
