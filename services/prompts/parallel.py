@@ -43,6 +43,8 @@ class Processes(Generic[Context]):
         if self._count > 1:
             fork = multiprocessing.get_context("fork")
             self._executor = ProcessPoolExecutor(self._count, fork, initializer=_begin, initargs=(self._context,))
+            # All are forked with the first task: before any file is open that they would keep open.
+            self._executor.submit(int).result()
         return self
 
     def __exit__(

@@ -50,7 +50,7 @@ def record(name: str, seed: int, group: str | None, file: int, row: int) -> tupl
 
 
 def name_of(row: np.void) -> str:
-    return f"{int(row['high']) << 64 | int(row['low']):032x}"
+    return _name(int(row["high"]), int(row["low"]))
 
 
 def ranked(records: Records, of_run: Set[str], of_corpus: Set[str], grouped: bool) -> Ranked:
@@ -60,13 +60,18 @@ def ranked(records: Records, of_run: Set[str], of_corpus: Set[str], grouped: boo
     fresh = np.ones(len(records), bool)
     fresh[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
     unique = by_name[fresh]
-    equal = np.fromiter((_equal(name_of(records[index]), of_run, of_corpus) for index in unique), np.uint8, len(unique))
+    names = map(_name, high[fresh].tolist(), low[fresh].tolist())
+    equal = np.fromiter((_equal(name, of_run, of_corpus) for name in names), np.uint8, len(unique))
     rows = unique[equal == 0]
     turn = _turns(records[rows]) if grouped else np.zeros(len(rows), np.intp)
     order = np.lexsort((records["low"][rows], records["high"][rows], records["rank"][rows], turn))
     counts = {"in_source": len(records) - len(unique)}
     counts |= {name: int(np.sum(equal == code)) for code, name in enumerate(("in_other_source", "in_corpus"), start=1)}
     return Ranked(rows[order], {name: count for name, count in counts.items() if count})
+
+
+def _name(high: int, low: int) -> str:
+    return f"{high << 64 | low:032x}"
 
 
 def _equal(name: str, of_run: Set[str], of_corpus: Set[str]) -> int:

@@ -39,7 +39,7 @@ def print_preview(preview: Mapping[str, list[str]], console: Console) -> None:
     for source, texts in preview.items():
         for number, text in enumerate(texts, start=1):
             console.rule(f"{source} {number} of {len(texts)}", align="left")
-            console.print(text, markup=False, highlight=False)
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _rows_table(content: Mapping[str, Any]) -> Table:

@@ -168,17 +168,17 @@ def export(run: Run, operator: Operator, wait: bool = True) -> None:
 
 
 def prepare_standing(run: Run, settings: Settings) -> dict[str, Standing]:
-    """By source, percent of the work: half of it is reading all rows, half is rendering the prompts wanted."""
+    """By source that is begun, percent of the work: half is reading all rows, half is rendering the prompts wanted."""
     if not run.prepare_progress.is_file():
-        return {source.name: Standing(0, None) for source in settings.sources}
-    return {
-        name: Standing(
-            int(50 * (source["scanned"] + source["drawn"])),
-            100,
-            f"% {source['read']:,} rows, {source['kept']:,} prompts",
-        )
-        for name, source in read_json(run.prepare_progress).items()
-    }
+        return {}
+    progress = read_json(run.prepare_progress)
+    begun = [source.name for source in settings.sources if progress[source.name]["read"]]
+    return {name: _source_standing(progress[name]) for name in begun}
+
+
+def _source_standing(progress: dict[str, float]) -> Standing:
+    done = int(50 * (progress["scanned"] + progress["drawn"]))
+    return Standing(done, 100, f"% {progress['read']:,} rows, {progress['kept']:,} prompts")
 
 
 def _generate_standing(run: Run) -> Callable[[], Standing]:

@@ -81,8 +81,12 @@ def test_previewed_prompts_are_printed_as_they_are() -> None:
 
 def test_progress_is_told_by_source(tmp_path: Path) -> None:
     run, settings = Run(tmp_path), load_settings(DEMO)
-    assert set(prepare_standing(run, settings)) == {source.name for source in settings.sources}
-    replace_json(run.prepare_progress, {"math": {"read": 5_000, "scanned": 1.0, "drawn": 0.5, "kept": 12}})
-    standing = prepare_standing(run, settings)["math"]
+    assert prepare_standing(run, settings) == {}
+    later = {"read": 0, "scanned": 0.0, "drawn": 0.0, "kept": 0}
+    begun = {"read": 5_000, "scanned": 1.0, "drawn": 0.5, "kept": 12}
+    progress = {source.name: later for source in settings.sources} | {"bfcl": begun}
+    replace_json(run.prepare_progress, progress)
+    assert set(prepare_standing(run, settings)) == {"bfcl"}
+    standing = prepare_standing(run, settings)["bfcl"]
     assert (standing.done, standing.total) == (75, 100)
     assert standing.note == "% 5,000 rows, 12 prompts"
