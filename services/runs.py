@@ -21,6 +21,7 @@
 Files are the truth. Each is published once, whole, and the first writer wins.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -180,6 +181,26 @@ def record_rendering(run: Run, rendering: dict[str, Any]) -> None:
         raise UserError(
             f"run {run.name} was begun with another target ({'; '.join(differences)}); put that model back, or begin "
             "a new run"
+        )
+
+
+def check_tokenizer(run: Run, target: Path) -> None:
+    """Refuse a target whose tokenizer.json is not the one that the run's prompts were rendered with.
+
+    For stages that load no tokenizer: the fingerprint is that of `services.chat.tokenizer_fingerprint`.
+
+    Raises:
+        UserError: it is another one, or is not there.
+    """
+    rendering = read_json(run.record).get("rendering")
+    if rendering is None:
+        return
+    path = target / "tokenizer.json"
+    found = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
+    if found != rendering["tokenizer"]:
+        raise UserError(
+            f"target model {target}: its tokenizer is not the one that run {run.name} was prepared with; "
+            "put that model back, or begin a new run"
         )
 
 

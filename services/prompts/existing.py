@@ -38,6 +38,8 @@ class TokenizedPrompts:
 def _prompt_hashes(base: Path) -> Iterator[int]:
     try:
         loaded = datasets.load_from_disk(str(base))
+        if not isinstance(loaded, datasets.Dataset):
+            raise ValueError("it holds several splits; name the folder of one of them")
         columns = loaded.select_columns(["input_ids", "loss_mask"]).with_format("arrow")
         batches = columns.iter(batch_size=BATCH_ROWS)
     except (OSError, ValueError) as error:

@@ -167,9 +167,17 @@ def test_prompts_of_the_existing_corpus_are_dropped_by_their_token_ids(
     assert content["sources"]["a"]["duplicates"] == {"in_corpus": 1}
     assert "What is 3 + 1?" not in texts(run)
     assert content["corpus_prompts"] == 1
-    none = str(tmp_path / "none")
-    with pytest.raises(UserError, match=r"existing corpus .*see merge\.base"):
-        prepare_rows("none", sources={"a": {"rows": questions(6), "quota": 9}}, merge={"base": none})
+
+
+def test_an_existing_corpus_that_cannot_be_read_is_told(prepare_rows: PrepareRows, tmp_path: Path) -> None:
+    splits, columns = tmp_path / "splits", tmp_path / "columns"
+    dataset = datasets.Dataset.from_dict({"text": ["a"]})
+    datasets.DatasetDict({"train": dataset}).save_to_disk(str(splits))
+    dataset.save_to_disk(str(columns))
+    for base, told in ((tmp_path / "none", "not found"), (splits, "several splits"), (columns, "input_ids")):
+        with pytest.raises(UserError, match=rf"existing corpus {base}: .*{told}.*; see merge\.base") as caught:
+            prepare_rows(base.name, sources={"a": {"rows": questions(6), "quota": 9}}, merge={"base": str(base)})
+        assert "\n" not in str(caught.value)
 
 
 def test_the_mix_adds_up_before_and_after(prepare_rows: PrepareRows) -> None:
