@@ -55,6 +55,10 @@ bench-generate: envs tools ## Measure generation: slot use, producer CPU, the re
 test-stack: envs tools materials ## Build the cpu images, bring the stack up in containers, and run the pipeline in it
 	$(ENVS)/stack/bin/python $(RUN_IN) tests/stack
 
+.PHONY: bench-prompts
+bench-prompts: envs materials ## Measure preparing prompts: rows a second, peak memory (ARGUMENTS=--tenth: the table)
+	PYTHONPATH=. $(ENVS)/tokenizer/bin/python -m tests.benchmarks.bench_prompts $(ARGUMENTS)
+
 .PHONY: lint
 lint: envs tools ## ruff, mypy, import-linter, shellcheck, hadolint
 	tests/lint.sh

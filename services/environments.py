@@ -38,7 +38,7 @@ class Environment(NamedTuple):
 KNOWN = {
     "sglang": Environment("images/sglang/cpu.lock", 2600, project=False),
     "trainer": Environment("images/trainer/cpu.lock", 1500, project=True),
-    "tokenizer": Environment("images/tokenizer/cpu.lock", 700, project=True),
+    "tokenizer": Environment("images/tokenizer/cpu.lock", 900, project=True),
     "stack": Environment("services/stack/requirements.lock", 400, project=True),
     "tests": Environment("tests/requirements.lock", 300, project=False),
     "producer": Environment("images/producer/cpu.lock", 250, project=True),

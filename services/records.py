@@ -1,7 +1,9 @@
 """The records that the stages hand on, with their Arrow schemas."""
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -98,8 +100,13 @@ class Chunk:
     count: int
 
 
-def write_prompts(path: Path, prompts: list[Prompt]) -> None:
-    _write(path, [vars(prompt) for prompt in prompts], PROMPT_SCHEMA)
+def write_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
+    """Write prompts as they come, a row group at a time."""
+    coming = iter(prompts)
+    with pq.ParquetWriter(path, PROMPT_SCHEMA, compression="zstd") as writer:
+        while group := list(islice(coming, ROW_GROUP_SIZE)):
+            columns = {name: [getattr(prompt, name) for prompt in group] for name in PROMPT_SCHEMA.names}
+            writer.write_table(pa.Table.from_pydict(columns, schema=PROMPT_SCHEMA))
 
 
 def read_prompts(path: Path, first: int = 0, count: int | None = None) -> list[Prompt]:
@@ -115,6 +122,13 @@ def read_prompts(path: Path, first: int = 0, count: int | None = None) -> list[P
             begin += rows
         table = file.read_row_groups(groups).cast(PROMPT_SCHEMA)
     return [Prompt(**row) for row in table.slice(first - (skipped or 0), count).to_pylist()]
+
+
+def read_prompt_texts(path: Path) -> Iterator[list[str]]:
+    """The JSON texts of all prompts' messages, some at a time."""
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=ROW_GROUP_SIZE, columns=["messages"]):
+            yield batch["messages"].to_pylist()
 
 
 def write_completions(path: Path, completions: list[Completion], origin: dict[str, Any] | None = None) -> None:

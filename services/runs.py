@@ -1,10 +1,12 @@
 """A run's folder: which file means what, and how a file is published.
 
     RUNS/NAME/
-      run.json                        the run's settings
+      run.json                        the run's settings, and how its prompts are rendered
       prompts/SOURCE.parquet          prompts to generate for         (records.PROMPT_SCHEMA)
       prompts/SOURCE.json             what became of every row of the source
       prompts/prepare.json            the same for all sources; its presence ends the stage
+      prompts/progress.json           how far preparing is
+      prompts/preview-N.json          the first N prompts of every source as text
       held_out/SOURCE.parquet         prompts to measure acceptance on
       chunks.json                     which rows of which source make up which chunk
       journal/CHUNK.jsonl             answers of a chunk that is not finished
@@ -21,6 +23,7 @@
 Files are the truth. Each is published once, whole, and the first writer wins.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -56,6 +59,13 @@ class Run:
     @property
     def prepared(self) -> Path:
         return self.root / "prompts" / "prepare.json"
+
+    @property
+    def prepare_progress(self) -> Path:
+        return self.root / "prompts" / "progress.json"
+
+    def preview(self, count: int) -> Path:
+        return self.root / "prompts" / f"preview-{count}.json"
 
     def prompts(self, source: str) -> Path:
         return self.root / "prompts" / f"{source}.parquet"
@@ -148,7 +158,7 @@ def create_run(runs: Path, name: str, settings: Settings) -> Run:
             "choose another run name, or put the settings back"
         )
     if recorded != given:
-        replace_json(run.record, {"settings": given})
+        replace_json(run.record, {**read_json(run.record), "settings": given})
     return run
 
 
@@ -165,6 +175,42 @@ def open_run(runs: Path, name: str) -> Run:
 def read_settings(run: Run) -> Settings:
     """The settings with which the run was begun."""
     return check_settings(read_json(run.record)["settings"], where=f"{run.record}")
+
+
+def record_rendering(run: Run, rendering: dict[str, Any]) -> None:
+    """Record in run.json how the run's prompts are rendered (thinking, template, tokenizer), once.
+
+    Raises:
+        UserError: they were rendered otherwise so far; what differs is named.
+    """
+    record = read_json(run.record)
+    if "rendering" not in record:
+        replace_json(run.record, {**record, "rendering": rendering})
+    elif differences := list(_differences(record["rendering"], rendering, "rendering")):
+        raise UserError(
+            f"run {run.name} was begun with another target ({'; '.join(differences)}); put that model back, or begin "
+            "a new run"
+        )
+
+
+def check_tokenizer(run: Run, target: Path) -> None:
+    """Refuse a target whose tokenizer.json is not the one that the run's prompts were rendered with.
+
+    For stages that load no tokenizer: the fingerprint is that of `services.chat.tokenizer_fingerprint`.
+
+    Raises:
+        UserError: it is another one, or is not there.
+    """
+    rendering = read_json(run.record).get("rendering")
+    if rendering is None:
+        return
+    path = target / "tokenizer.json"
+    found = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
+    if found != rendering["tokenizer"]:
+        raise UserError(
+            f"target model {target}: its tokenizer is not the one that run {run.name} was prepared with; "
+            "put that model back, or begin a new run"
+        )
 
 
 def read_json(path: Path) -> dict[str, Any]:

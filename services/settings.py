@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.errors import UserError
@@ -30,26 +30,129 @@ class TargetSettings(Section):
     context_length: int = Field(gt=0, description="tokens of prompt and answer together")
 
 
-class SourceSettings(Section):
-    """One set of prompts, read from local files."""
+class RowsSettings(Section):
+    """Rows of one shape: where they are, and which columns hold the conversation and its tools."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
-    files: list[Path] = Field(min_length=1)
+    files: list[Path] = Field(default=[], description="local files: .jsonl, .json, .parquet, the first two also .gz")
+    dataset: str | None = Field(default=None, description="in place of files: id of a data set on the hub")
+    revision: str | None = Field(default=None, description="of the data set; a commit, since a branch moves")
+    data_files: list[str] = Field(default=[], description="patterns of the files to take from the data set")
     adapter: Literal["messages", "sharegpt", "turns", "question"] = Field(
         description="shape of a row: OpenAI messages, ShareGPT turns, a list of user turns, or one question column"
     )
     column: str = Field(description="column that holds the conversation or the question")
+    input_column: str | None = Field(default=None, description="column whose text follows the question, if any")
     tools_column: str | None = Field(default=None, description="column that holds the tools, if there is one")
+    tools_in_system: bool = Field(default=False, description="<tools> in the system prompt, <tool_call> in answers")
     instruction: str = Field(default="", description="put before the question, with an empty line between")
+    prompt: Literal["last_turn", "first_turn"] = Field(
+        default="last_turn", description="up to the last turn that awaits an answer, or to the first user turn"
+    )
+
+    @model_validator(mode="after")
+    def _says_where_the_rows_are(self) -> Self:
+        if bool(self.files) == bool(self.dataset):
+            raise ValueError(f"{self.name}: give either files or dataset")
+        if self.dataset and not (self.revision and self.data_files):
+            raise ValueError(f"{self.name}: a dataset needs revision and data_files")
+        return self
+
+    @model_validator(mode="after")
+    def _options_fit_the_adapter(self) -> Self:
+        if self.instruction and self.adapter not in {"question", "turns"}:
+            raise ValueError(f"instruction is for adapters question and turns, and adapter is {self.adapter}")
+        if self.input_column and self.adapter != "question":
+            raise ValueError(f"input_column is for adapter question, and adapter is {self.adapter}")
+        if self.tools_in_system and self.adapter not in {"messages", "sharegpt"}:
+            raise ValueError(f"tools_in_system is for adapters messages and sharegpt, and adapter is {self.adapter}")
+        return self
+
+    def columns(self) -> list[str]:
+        """The columns that the adapter reads."""
+        return [column for column in (self.column, self.input_column, self.tools_column) if column]
+
+
+class RejectRule(Section):
+    """Rows that are not wanted for what one of their columns says."""
+
+    column: str
+    values: list[str] = Field(min_length=1)
+    reason: str = Field(pattern=r"^[a-z][a-z0-9_]*$", description="the word that they are counted under")
+
+
+class FilterSettings(Section):
+    """Which rows of a source are wanted."""
+
+    languages: list[str] = Field(default=[], description="ISO 639-1 codes of those wanted; none: every language")
+    language_column: str | None = Field(default=None, description="column with the language; null: it is detected")
+    reject: list[RejectRule] = []
+
+
+class SourceSettings(RowsSettings):
+    """One set of prompts."""
+
+    enabled: bool = Field(default=True, description="false: checked, but left out, as if it were not in the file")
     domain: Literal["code", "general", "math", "tools"]
     quota: int = Field(gt=0, description="prompts to generate answers for")
     held_out: int = Field(default=0, ge=0, description="further prompts kept aside to measure acceptance on")
+    group_by: str | None = Field(
+        default=None, description="column that rewrites of one question share: one of each is taken, then a second ..."
+    )
+    near_duplicates: Literal["drop", "keep"] = "drop"
+    filters: FilterSettings = FilterSettings()
+    on_error: Literal["reject", "fail"] = Field(
+        default="reject", description="a row or file that is damaged: count it and go on, or fail the source"
+    )
+
+    def columns(self) -> list[str]:
+        """The columns that the adapter, the filters and the grouping read."""
+        more = [self.group_by, self.filters.language_column, *(rule.column for rule in self.filters.reject)]
+        return list(dict.fromkeys([*super().columns(), *(column for column in more if column)]))
+
+
+class NearDuplicateSettings(Section):
+    """What counts as nearly the same: Jaccard similarity of the user turns' word shingles, estimated by MinHash."""
+
+    threshold: float = Field(default=0.8, gt=0, le=1)
+    shingle: int = Field(default=3, ge=1, description="words")
+    permutations: int = Field(default=128, ge=16)
+
+
+class DeduplicateSettings(Section):
+    """What prompts are compared with, beside each other and the prompts of merge.base."""
+
+    near: NearDuplicateSettings | None = Field(default=NearDuplicateSettings(), description="null: exact ones only")
+    against: list[RowsSettings] = Field(default=[], description="the existing corpus as text")
+
+
+class DecontaminateSettings(Section):
+    """The evaluation sets whose prompts must stay unseen."""
+
+    ngram: int = Field(default=8, ge=1, description="words in a row that are enough to drop a prompt")
+    against: list[RowsSettings] = []
+
+
+class CorpusMix(Section):
+    """The existing corpus by domain, to show the mix before and after."""
+
+    samples: int = Field(gt=0)
+    percent: dict[str, Annotated[float, Field(ge=0, le=100)]] = Field(description="what lacks to 100 is 'other'")
 
     @model_validator(mode="after")
-    def _instruction_has_a_question(self) -> Self:
-        if self.instruction and self.adapter not in {"question", "turns"}:
-            raise ValueError(f"instruction is for adapters question and turns, and adapter is {self.adapter}")
+    def _no_more_than_all(self) -> Self:
+        if (whole := sum(self.percent.values())) > 100.001:
+            raise ValueError(f"percent adds up to {whole:g}, more than 100")
         return self
+
+
+class PrepareSettings(Section):
+    """How rows become the one set of prompts."""
+
+    max_row_bytes: int = Field(default=16 * 2**20, gt=0, description="a longer row is rejected without parsing it")
+    deduplicate: DeduplicateSettings = DeduplicateSettings()
+    decontaminate: DecontaminateSettings = DecontaminateSettings()
+    corpus: CorpusMix | None = None
 
 
 class RenderSettings(Section):
@@ -166,6 +269,7 @@ class Settings(Section):
 
     target: TargetSettings
     sources: list[SourceSettings] = Field(min_length=1)
+    prepare: PrepareSettings = PrepareSettings()
     render: RenderSettings
     generate: GenerateSettings
     assemble: AssembleSettings
@@ -173,6 +277,14 @@ class Settings(Section):
     train: TrainSettings
     evaluate: EvaluateSettings = EvaluateSettings()
     seed: int = 0
+
+    @field_validator("sources")
+    @classmethod
+    def _enabled(cls, sources: list[SourceSettings]) -> list[SourceSettings]:
+        enabled = [source for source in sources if source.enabled]
+        if not enabled:
+            raise ValueError("no source is enabled")
+        return enabled
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:

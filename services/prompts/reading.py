@@ -1,7 +1,13 @@
-"""Rows of local files, streamed: JSONL (also gzipped), a JSON list, Parquet."""
+"""Rows of local files, streamed: JSONL and JSON lists (also gzipped), Parquet.
 
+A file is cut into blocks by one process, which is quick, and a block is parsed into rows by any other, which is not.
+Memory holds one block of a file, whatever the file's size and whatever the length of a row.
+"""
+
+import codecs
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,11 +18,16 @@ import pyarrow.parquet as pq
 
 from services.errors import UserError
 
-PARQUET_BATCH_ROWS = 1000
+BLOCK_ROWS = 500
+BLOCK_BYTES = 4 * 2**20
+READ_BYTES = 2**20
+PEEK_BYTES = 4096
+MAX_ROW_BYTES = 16 * 2**20
+WHITE_SPACE = re.compile(r"\s*")
 
 
 class Row(NamedTuple):
-    """One row, or the reason why it is none; `number` counts from 1 within the file."""
+    """One row, or the reason why it is none; `number` counts from 1 within the file (for JSONL: lines)."""
 
     path: Path
     number: int
@@ -24,73 +35,194 @@ class Row(NamedTuple):
     fault: str | None = None
 
 
-def read_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+class Block(NamedTuple):
+    """Rows of one file that are not parsed yet: JSON texts by number, or an Arrow stream that begins at `first`.
+
+    `position` is how much of the file's bytes (of Parquet: rows) is read with this block, from 0 to 1.
+    """
+
+    path: Path
+    texts: list[tuple[int, bytes]]
+    faults: list[tuple[int, str]]
+    arrow: bytes | None
+    first: int
+    position: float
+
+
+class DamagedFileError(UserError):
+    """The file breaks off, or cannot be read on; the rows before `row` were given."""
+
+    def __init__(self, path: Path, row: int, why: str) -> None:
+        super().__init__(f"prompt file {path} is damaged at row {row}: {why}; fetch it again")
+        self.path = path
+        self.row = row
+
+
+def read_rows(path: Path, columns: Sequence[str], max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[Row]:
     """The rows of one file; of a Parquet file only the named columns are read.
 
-    A bad row is given with its fault. `.json` may hold a list (read whole) or, as often, one object a line.
+    A bad row is given with its fault.
 
     Raises:
-        UserError: the file cannot be read at all, or breaks off.
+        UserError: there is no such file, or it lacks a column, or is of an unknown kind.
+        DamagedFileError: it breaks off.
     """
+    for block in read_blocks(path, columns, max_row_bytes):
+        yield from parse_block(block, max_row_bytes)
+
+
+def read_blocks(path: Path, columns: Sequence[str], max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[Block]:
+    """The blocks of one file, in order. Raises as `read_rows` does."""
     if not path.is_file():
         raise UserError(f"prompt file {path}: there is no such file; see sources[].files")
-    try:
-        if path.suffix == ".parquet":
-            yield from _parquet(path, columns)
-        elif path.name.endswith((".json", ".jsonl", ".json.gz", ".jsonl.gz")):
-            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-                yield from _json(path, stream)
-        else:
-            raise UserError(f"prompt file {path}: use .jsonl, .json, .jsonl.gz, .json.gz or .parquet")
-    except (OSError, EOFError, zlib.error, pa.ArrowInvalid) as error:
-        raise UserError(f"prompt file {path} is damaged: {' '.join(str(error).split())}; fetch it again") from error
-
-
-def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Row]:
-    file = pq.ParquetFile(path)
-    if missing := [column for column in columns if column not in file.schema_arrow.names]:
-        there = ", ".join(file.schema_arrow.names)
-        raise UserError(f"prompt file {path}: no column {missing[0]!r}; there are: {there}")
-    number = 0
-    for batch in file.iter_batches(batch_size=PARQUET_BATCH_ROWS, columns=list(columns)):
-        for value in batch.to_pylist():
-            number += 1
-            yield Row(path, number, value)
-
-
-def _json(path: Path, stream: BinaryIO | gzip.GzipFile) -> Iterator[Row]:
-    first = stream.read(1)
-    while first.isspace():
-        first = stream.read(1)
-    stream.seek(0)
-    if first == b"[":
-        yield from _json_list(path, stream)
+    if path.suffix == ".parquet":
+        yield from _parquet(path, columns)
+    elif path.name.endswith((".json", ".jsonl", ".json.gz", ".jsonl.gz")):
+        yield from _json(path, max_row_bytes)
     else:
-        yield from _json_lines(path, stream)
+        raise UserError(f"prompt file {path}: use .jsonl, .json, .jsonl.gz, .json.gz or .parquet")
 
 
-def _json_list(path: Path, stream: BinaryIO | gzip.GzipFile) -> Iterator[Row]:
+def parse_block(block: Block, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[Row]:
+    """The rows of one block, by number; those that are none with their fault."""
+    if block.arrow is not None:
+        yield from _arrow_rows(block, block.arrow, max_row_bytes)
+        return
+    rows: list[tuple[int, bytes | str]] = [*block.texts, *block.faults]
+    for number, held in sorted(rows, key=lambda row: row[0]):
+        yield Row(block.path, number, None, held) if isinstance(held, str) else _parse(block.path, number, held)
+
+
+def _parse(path: Path, number: int, text: bytes) -> Row:
     try:
-        values = json.load(stream)
-    except ValueError as error:
-        raise UserError(f"prompt file {path} is no JSON list: {error}") from error
-    for number, value in enumerate(values, start=1):
-        yield _checked(path, number, value)
-
-
-def _json_lines(path: Path, stream: BinaryIO | gzip.GzipFile) -> Iterator[Row]:
-    for number, line in enumerate(stream, start=1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line.decode("utf-8-sig"))
-        except UnicodeDecodeError:
-            yield Row(path, number, None, "not_utf8")
-        except (ValueError, RecursionError):
-            yield Row(path, number, None, "not_json")
-        else:
-            yield _checked(path, number, value)
-
-
-def _checked(path: Path, number: int, value: Any) -> Row:
+        value = json.loads(text.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        return Row(path, number, None, "not_utf8")
+    except (ValueError, RecursionError):
+        return Row(path, number, None, "not_json")
     return Row(path, number, value) if isinstance(value, dict) else Row(path, number, None, "not_an_object")
+
+
+def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Block]:
+    number = 1
+    try:
+        with pq.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if missing := [column for column in columns if column not in names]:
+                raise UserError(f"prompt file {path}: no column {missing[0]!r}; there are: {', '.join(names)}")
+            rows = max(file.metadata.num_rows, 1)
+            for batch in file.iter_batches(batch_size=BLOCK_ROWS, columns=list(columns)):
+                sink = pa.BufferOutputStream()
+                with pa.ipc.new_stream(sink, batch.schema) as writer:
+                    writer.write_batch(batch)
+                position = (number - 1 + batch.num_rows) / rows
+                yield Block(path, [], [], sink.getvalue().to_pybytes(), number, position)
+                number += batch.num_rows
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DamagedFileError(path, number, _one_line(error)) from error
+
+
+def _arrow_rows(block: Block, stream: bytes, max_row_bytes: int) -> Iterator[Row]:
+    number = block.first
+    for batch in pa.ipc.open_stream(stream):
+        if batch.nbytes <= max_row_bytes:
+            for value in batch.to_pylist():
+                yield Row(block.path, number, value)
+                number += 1
+            continue
+        for index in range(batch.num_rows):
+            row = batch.slice(index, 1)
+            if row.nbytes > max_row_bytes:
+                yield Row(block.path, number, None, "row_too_long")
+            else:
+                yield Row(block.path, number, row.to_pylist()[0])
+            number += 1
+
+
+def _json(path: Path, max_row_bytes: int) -> Iterator[Block]:
+    size = max(path.stat().st_size, 1)
+    with path.open("rb") as raw:
+        stream: Any = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+        rows = _list_texts if _begins_a_list(path, stream) else _lines
+        block = Block(path, [], [], None, 0, 0.0)
+        length = 0
+        number = 0
+        try:
+            for number, held in rows(stream, max_row_bytes):
+                if isinstance(held, str):
+                    block.faults.append((number, held))
+                else:
+                    block.texts.append((number, held))
+                length += len(held)
+                if length > BLOCK_BYTES or len(block.texts) >= BLOCK_ROWS:
+                    yield block._replace(position=raw.tell() / size)
+                    block, length = Block(path, [], [], None, 0, 0.0), 0
+        except (OSError, EOFError, zlib.error, ValueError) as error:
+            yield block._replace(position=1.0)
+            raise DamagedFileError(path, number + 1, _one_line(error)) from error
+        yield block._replace(position=1.0)
+
+
+def _begins_a_list(path: Path, stream: BinaryIO) -> bool:
+    try:
+        head = stream.read(PEEK_BYTES).removeprefix(codecs.BOM_UTF8).lstrip()
+        stream.seek(0)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DamagedFileError(path, 1, _one_line(error)) from error
+    return head.startswith(b"[")
+
+
+def _lines(stream: BinaryIO, max_row_bytes: int) -> Iterator[tuple[int, bytes | str]]:
+    """The lines that are not blank, by number; of one that is too long no more than that is held."""
+    number = 0
+    while line := stream.readline(max_row_bytes + 1):
+        number += 1
+        if len(line) > max_row_bytes and not line.endswith(b"\n"):
+            while (rest := stream.readline(READ_BYTES)) and not rest.endswith(b"\n"):
+                pass
+            yield number, "row_too_long"
+        elif line.strip():
+            yield number, line
+
+
+def _list_texts(stream: BinaryIO, max_row_bytes: int) -> Iterator[tuple[int, bytes | str]]:
+    """The texts of a list's elements, cut where each ends.
+
+    Raises ValueError where the list breaks off, is no JSON, or has an element that is too long to be cut off.
+    """
+    scan = json.JSONDecoder().raw_decode
+    # Bytes that are not UTF-8 pass as lone surrogates and come back as they were, to be rejected with their row.
+    decode = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode
+    text, at, number, ended = "", 0, 0, False
+    while True:
+        begin = _after(text, at, "," if number else "[")
+        if text[begin : begin + 1] == "]":
+            return
+        try:
+            _, end = scan(text, begin)
+            if end == len(text) and not ended:
+                raise ValueError("the element may go on")
+        except (ValueError, RecursionError) as error:
+            if ended:
+                raise ValueError(f"the list breaks off, or is no JSON: {_one_line(error)}") from error
+            if len(text) - at > max_row_bytes:
+                raise ValueError(f"no JSON, or an element of more than {max_row_bytes:,} bytes") from error
+            chunk = stream.read(READ_BYTES)
+            ended = not chunk
+            text, at = text[at:] + decode(chunk, final=ended), 0
+            if number == 0:
+                text = text.removeprefix("\ufeff")
+            continue
+        number += 1
+        yield number, text[begin:end].encode("utf-8", "surrogateescape")
+        at = end
+
+
+def _after(text: str, at: int, mark: str) -> int:
+    """Where what follows `mark` begins, white space before and after it left out."""
+    at = WHITE_SPACE.match(text, at).end()  # type: ignore[union-attr]
+    return WHITE_SPACE.match(text, at + 1).end() if text[at : at + 1] == mark else at  # type: ignore[union-attr]
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -45,7 +45,7 @@ def parse(value: Any) -> Any:
         return value
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     try:
         return ast.literal_eval(value)
@@ -99,14 +99,15 @@ def _json_schema(schema: Any) -> dict[str, Any]:
     """The schema with JSON's type names. Only schemas are walked: a property may well be called "type"."""
     if not isinstance(schema, Mapping):
         raise UnreadableError("a parameter has no schema")
-    fixed = dict(schema)
-    if isinstance(named := fixed.get("type"), str):
-        if (json_type := _json_type(named)) is None:
-            del fixed["type"]
-        else:
-            fixed["type"] = json_type
+    # A struct column of Parquet gives every row the fields of all rows: null is a field that is not there.
+    fixed = {key: value for key, value in schema.items() if value is not None}
+    named = fixed.pop("type", None)
+    types = [_json_type(name) for name in (named if isinstance(named, list) else [named]) if isinstance(name, str)]
+    if types and None not in types:
+        fixed = {"type": types if isinstance(named, list) else types[0], **fixed}
+    if not isinstance(fixed.get("required", []), list):
+        del fixed["required"]  # a flag on the property itself, which JSON Schema does not know
     if isinstance(properties := fixed.get("properties"), Mapping):
-        # A struct column of Parquet gives every row the fields of all rows: null is a property that is not there.
         fixed["properties"] = {name: _json_schema(child) for name, child in properties.items() if child is not None}
     if isinstance(fixed.get("items"), Mapping):
         fixed["items"] = _json_schema(fixed["items"])

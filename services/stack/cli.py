@@ -15,10 +15,11 @@ from services.errors import UserError
 from services.ledger import plan_chunks
 from services.logs import configure_logs
 from services.queues import JOB_MODULES, Stage, connect
-from services.runs import Run, create_run, open_run, read_settings
+from services.runs import Run, create_run, open_run, read_json, read_settings
 from services.settings import Addresses, Settings, load_settings
 from services.stack import stages
 from services.stack.estimate import Estimate, estimate
+from services.stack.prepared import print_prepared, print_preview
 from services.stack.reconcile import check_not_paused, choose
 from services.stack.reconcile import reconcile as reconcile_run
 from services.stack.status import StatusView, status_table
@@ -56,11 +57,28 @@ DemoConfig = Annotated[Path, typer.Option("--config", "-c", help="the demo's con
 
 
 @app.command()
-def prepare(run_name: RunName, config: ConfigFile = None, no_wait: NoWait = False) -> None:
-    """Turn the sources into prompts: select, render with the target's template, tokenize. Begins the run."""
+def prepare(
+    run_name: RunName,
+    config: ConfigFile = None,
+    no_wait: NoWait = False,
+    preview: Annotated[int, typer.Option(min=0, help="print this many rendered prompts of every source")] = 0,
+) -> None:
+    """Turn the sources into prompts: select, render with the target's template, tokenize. Begins the run.
+
+    Ends with what became of every row, the mix by domain and the lengths; the same is in the run's
+    prompts/prepare.json and prepare.png.
+    """
+    from services.stack.plots import plot_prompts
+
     run, settings, operator = _open(run_name, config)
     stages.prepare(run, settings, operator, wait=not no_wait)
-    console.print(status_table(run))
+    if not run.prepared.is_file():
+        return
+    content = read_json(run.prepared)
+    if preview:
+        print_preview(stages.preview(run, preview, operator), console)
+    print_prepared(content, console)
+    plot_prompts(content, run.prepared.with_suffix(".png"))
 
 
 @app.command()

@@ -14,12 +14,13 @@ from services.queues import Stage
 from services.runs import Run, read_json
 from services.settings import Settings
 from services.stack.reconcile import check_not_paused, reconcile, submitted_chunks
-from services.stack.wait import Operator, Standing, Work, carry_out, wait_for
+from services.stack.wait import Operator, Standing, Standings, Work, carry_out, wait_for
 
 Evaluated = Literal["before", "after"]
 EVALUATED: tuple[Evaluated, ...] = ("before", "after")
 
 PREPARE_TIMEOUT = 12 * 3600
+PREVIEW_TIMEOUT = 600
 MERGE_TIMEOUT = 6 * 3600
 EXPORT_TIMEOUT = 3600
 RATE_WINDOW_SECONDS = 20.0
@@ -28,12 +29,26 @@ TAIL_BYTES = 65_536
 
 def prepare(run: Run, settings: Settings, operator: Operator, wait: bool = True) -> None:
     """Prompts from every source."""
-    sources = [source.name for source in settings.sources]
+    work = _single(
+        "prepare",
+        "prepare",
+        "prepare",
+        run,
+        run.prepared,
+        PREPARE_TIMEOUT,
+        lambda: prepare_standing(run, settings),
+    )
+    carry_out(work, operator, wait)
 
-    def standing() -> Standing:
-        return Standing(sum(run.prompts(source).is_file() for source in sources), len(sources), "sources")
 
-    carry_out(_single("prepare", "prepare", "prepare", run, run.prepared, PREPARE_TIMEOUT, standing), operator, wait)
+def preview(run: Run, count: int, operator: Operator) -> dict[str, list[str]]:
+    """The first `count` prompts of every source, as text."""
+    result = run.preview(count)
+    names = (str(count),)
+    carry_out(
+        _single("preview", "prepare", "preview", run, result, PREVIEW_TIMEOUT, names=names, unit="preview"), operator
+    )
+    return read_json(result)
 
 
 def submit(run: Run, settings: Settings, operator: Operator, wait: bool = True) -> None:
@@ -111,7 +126,7 @@ def _single(
     run: Run,
     result: Path,
     job_timeout: int,
-    standing: Callable[[], Standing] | None = None,
+    standing: Callable[[], Standings] | None = None,
     names: tuple[str, ...] = (),
     unit: str = "",
 ) -> Work:
@@ -121,6 +136,20 @@ def _single(
         return [] if result.exists() else [(run.name, *names)]
 
     return Work(what, stage, job, missing, job_timeout, standing or (lambda: Standing(int(result.exists()), 1, unit)))
+
+
+def prepare_standing(run: Run, settings: Settings) -> dict[str, Standing]:
+    """By source that is begun, percent of the work: half is reading all rows, half is rendering the prompts wanted."""
+    if not run.prepare_progress.is_file():
+        return {}
+    progress = read_json(run.prepare_progress)
+    begun = [source.name for source in settings.sources if progress[source.name]["read"]]
+    return {name: _source_standing(progress[name]) for name in begun}
+
+
+def _source_standing(progress: dict[str, float]) -> Standing:
+    done = int(50 * (progress["scanned"] + progress["drawn"]))
+    return Standing(done, 100, f"% {progress['read']:,} rows, {progress['kept']:,} prompts")
 
 
 def _generate_standing(run: Run) -> Callable[[], Standing]:

@@ -1,7 +1,8 @@
-"""Waiting for a stage, with a bar on a terminal and a line now and then elsewhere."""
+"""Waiting for a stage, with a bar (or several) on a terminal and a line now and then elsewhere."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -39,6 +40,10 @@ class Standing(NamedTuple):
     note: str = ""
 
 
+# One bar, or several by name.
+Standings = Standing | Mapping[str, Standing]
+
+
 @dataclass(frozen=True)
 class Operator:
     """Who waits: over which Redis, and where progress is shown.
@@ -63,7 +68,7 @@ class Work:
     job: str
     missing: Callable[[], list[tuple[str, ...]]]
     job_timeout: int
-    standing: Callable[[], Standing]
+    standing: Callable[[], Standings]
     check: Callable[[], None] = lambda: None
 
 
@@ -115,9 +120,15 @@ def wait_for(work: Work, operator: Operator) -> None:
 
 
 @contextmanager
-def _display(what: str, console: Console) -> Iterator[Callable[[Standing], None]]:
+def _display(what: str, console: Console) -> Iterator[Callable[[Standings], None]]:
     if not console.is_terminal:
-        yield _lines(what, console)
+        lines = defaultdict[str, _Shown](_Shown)
+
+        def show_lines(standings: Standings) -> None:
+            for name, one in _named(what, standings):
+                _show_line(name, one, lines[name], console)
+
+        yield show_lines
         return
     columns = (
         TextColumn("{task.description:<10}"),
@@ -129,19 +140,33 @@ def _display(what: str, console: Console) -> Iterator[Callable[[Standing], None]
         TextColumn("{task.fields[note]}"),
     )
     with Progress(*columns, console=console) as progress:
-        task: TaskID = progress.add_task(what, total=None, note="")
-        yield lambda standing: progress.update(task, completed=standing.done, total=standing.total, note=standing.note)
+        bars: dict[str, TaskID] = {}
+
+        def show(standings: Standings) -> None:
+            for name, one in _named(what, standings):
+                if name not in bars:
+                    bars[name] = progress.add_task(name, total=None, note="")
+                progress.update(bars[name], completed=one.done, total=one.total, note=one.note)
+
+        yield show
 
 
-def _lines(what: str, console: Console) -> Callable[[Standing], None]:
-    shown = {"at": 0.0, "done": -1}
+def _named(what: str, standings: Standings) -> list[tuple[str, Standing]]:
+    return [(what, standings)] if isinstance(standings, Standing) else list(standings.items())
 
-    def show(standing: Standing) -> None:
-        whole = standing.total is not None and standing.done == standing.total
-        due = time.monotonic() - shown["at"] > LINE_SECONDS
-        if standing.done != shown["done"] and (due or whole):
-            shown.update(at=time.monotonic(), done=standing.done)
-            total = "?" if standing.total is None else standing.total
-            console.print(f"{what:<10} {standing.done}/{total}  {standing.note}".rstrip(), highlight=False)
 
-    return show
+@dataclass
+class _Shown:
+    """What was last printed of one bar, and when."""
+
+    at: float = 0.0
+    done: int = -1
+
+
+def _show_line(name: str, standing: Standing, shown: _Shown, console: Console) -> None:
+    whole = standing.total is not None and standing.done == standing.total
+    due = time.monotonic() - shown.at > LINE_SECONDS
+    if standing.done != shown.done and (due or whole):
+        shown.at, shown.done = time.monotonic(), standing.done
+        total = "?" if standing.total is None else standing.total
+        console.print(f"{name:<10} {standing.done}/{total}  {standing.note}".rstrip(), highlight=False)

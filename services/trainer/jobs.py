@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 
 from services.errors import UserError
-from services.runs import Run, open_run, publish, read_settings, replace_json
+from services.runs import Run, check_tokenizer, open_run, publish, read_settings, replace_json
 from services.settings import Addresses, Settings
 from services.trainer.configuration import evaluation_arguments, held_out_lines, training_config
 from services.trainer.supervise import run_dflash
@@ -46,7 +46,9 @@ def export(run_name: str) -> None:
 
 def _open(run_name: str) -> tuple[Run, Settings]:
     run = open_run(Addresses().runs, run_name)
-    return run, read_settings(run)
+    settings = read_settings(run)
+    check_tokenizer(run, settings.target.path)
+    return run, settings
 
 
 def _check_trained(run: Run, step: int) -> None:

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,12 @@ def test_the_jobs_of_many_chunks_cost_few_round_trips(operator: Operator, redis:
     assert queue("generate", redis).count == 1500
     # Pushing and saving each job, and a handful of commands at each of three polls.
     assert commands < 1500 * 5 + 100
+
+
+def test_several_bars_are_shown_by_name(operator: Operator, output: io.StringIO) -> None:
+    standings = {"a": Standing(100, 100, "%"), "b": Standing(100, 100, "% more")}
+    carry_out(replace(_work(polls=2), standing=lambda: standings), operator)
+    assert output.getvalue().splitlines() == ["a          100/100  %", "b          100/100  % more"]
 
 
 def test_a_failed_job_is_told_in_its_own_words(operator: Operator, redis: Redis, tmp_path: Path) -> None:

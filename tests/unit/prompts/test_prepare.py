@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from services import chat
 from services.errors import UserError
-from services.prompts.jobs import prepare
+from services.prompts.jobs import prepare, preview
 from services.prompts.prepare import prepare_run
 from services.records import read_prompts
 from services.runs import Run, create_run, read_json
@@ -83,7 +83,7 @@ def test_every_row_is_accounted_for(prepare_sources: PrepareQuestions) -> None:
     assert account["read"] == len(rows)
     assert account["rejected"] == {"empty_turn": 1, "missing_column": 1, "not_json": 1, "not_utf8": 1}
     assert account["rejected_rows"]["empty_turn"][0].endswith("run-a.jsonl row 14")
-    assert (account["duplicates"], account["kept"], account["held_out"]) == (3, 6, 2)
+    assert (account["duplicates"], account["kept"], account["held_out"]) == ({"in_source": 3}, 6, 2)
     assert account["over_length"] + account["not_needed"] == 3
     assert account["kept"] == len(ids(run))
     assert account["prompt_tokens"] == sum(len(prompt.input_ids) for prompt in read_prompts(run.prompts("a")))
@@ -110,7 +110,7 @@ def test_held_out_prompts_are_in_no_set_to_generate_for(prepare_sources: Prepare
     assert len(held_out) == 4
     assert not held_out & {*ids(run, "a"), *ids(run, "b")}
     # What `a` took is a duplicate in `b`; what it did not need is free.
-    assert content["sources"]["b"]["duplicates"] == 12
+    assert content["sources"]["b"]["duplicates"] == {"in_other_source": 12}
     assert content["sources"]["b"]["kept"] == 18
 
 
@@ -176,6 +176,21 @@ def test_the_job_runs_twice_and_changes_nothing(
     prepare("run")
     prepare("run")
     assert read_json(run.prepared) == content
+
+
+def test_a_preview_shows_the_first_prompts_as_the_target_sees_them(
+    prepare_sources: PrepareQuestions,
+    tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, _ = prepare_sources(a=(questions(5), 5, 0), b=(questions(9, first=50), 1, 0))
+    monkeypatch.setenv("DFLASH_RUNS", str(tmp_path / "runs"))
+    preview("run", "2")
+    texts = read_json(run.preview(2))
+    assert {source: len(shown) for source, shown in texts.items()} == {"a": 2, "b": 1}
+    first = read_prompts(run.prompts("a"))[0]
+    assert texts["a"][0] == tokenizer.decode(first.input_ids)
 
 
 def test_tools_that_the_template_would_drop_are_shown_in_the_system_prompt(

@@ -89,3 +89,11 @@ def test_no_tools_are_none(nothing: Any) -> None:
 def test_what_is_no_list_of_functions_is_refused(wrong: Any) -> None:
     with pytest.raises(UnreadableError):
         tool_schemas(wrong)
+
+
+def test_fields_that_are_null_or_no_json_schema_are_left_out() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"x": {"type": ["str", "null"], "enum": None, "required": True}, "y": {"type": ["any", "str"]}},
+    }
+    assert parameters(schema)["properties"] == {"x": {"type": ["string", "null"]}, "y": {}}

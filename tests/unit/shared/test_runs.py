@@ -1,5 +1,6 @@
 """What is published is whole, and the first writer's; a run keeps the settings it was begun with."""
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from services.errors import UserError
 from services.runs import (
+    check_tokenizer,
     create_run,
     open_run,
     publish,
@@ -19,6 +21,7 @@ from services.runs import (
     publish_json,
     read_json,
     read_settings,
+    record_rendering,
 )
 from services.settings import Settings
 
@@ -173,3 +176,27 @@ def test_a_damaged_run_record_is_told_by_its_key(tmp_path: Path, make_settings: 
     publish_json(run.record, content)
     with pytest.raises(UserError, match=r"run\.json: render: Field required"):
         read_settings(run)
+
+
+def test_how_prompts_are_rendered_is_recorded_once_and_kept(tmp_path: Path, make_settings: MakeSettings) -> None:
+    run = create_run(tmp_path, "r", make_settings())
+    rendering = {"thinking": None, "template": "t", "tokenizer": "k"}
+    record_rendering(run, rendering)
+    record_rendering(run, rendering)
+    with pytest.raises(UserError, match=r"run r was begun with another target \(rendering\.template was 't', is 'u'\)"):
+        record_rendering(run, {**rendering, "template": "u"})
+    create_run(tmp_path, "r", make_settings(train={"steps": 2, "draft": {"mask_token_id": 0}}))
+    assert read_json(run.record)["rendering"] == rendering
+    assert read_settings(run).train.steps == 2
+
+
+def test_a_target_with_another_tokenizer_is_refused(tmp_path: Path, make_settings: MakeSettings) -> None:
+    run, target = create_run(tmp_path, "r", make_settings()), tmp_path / "target"
+    target.mkdir()
+    check_tokenizer(run, target)  # nothing is rendered yet
+    (target / "tokenizer.json").write_text("{}")
+    record_rendering(run, {"tokenizer": hashlib.sha256(b"{}").hexdigest()})
+    check_tokenizer(run, target)
+    (target / "tokenizer.json").write_text("{ }")
+    with pytest.raises(UserError, match="its tokenizer is not the one that run r was prepared with"):
+        check_tokenizer(run, target)

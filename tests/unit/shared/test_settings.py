@@ -69,6 +69,37 @@ def test_an_instruction_needs_a_question(tmp_path: Path, settings_content: dict[
     assert "instruction is for adapters question and turns" in load(tmp_path, settings_content)
 
 
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"dataset": "a/b", "revision": "main", "data_files": ["*"]}, "questions: give either files or dataset"),
+        ({"files": []}, "questions: give either files or dataset"),
+        ({"files": [], "dataset": "a/b", "data_files": ["*"]}, "questions: a dataset needs revision and data_files"),
+        ({"adapter": "sharegpt", "input_column": "input"}, "input_column is for adapter question"),
+        ({"tools_in_system": True}, "tools_in_system is for adapters messages and sharegpt"),
+        ({"filters": {"reject": [{"column": "source", "values": [], "reason": "licence"}]}}, "reject.0.values"),
+        ({"enabled": False}, "no source is enabled"),
+    ],
+)
+def test_a_source_that_does_not_fit_is_refused(
+    tmp_path: Path, settings_content: dict[str, Any], keys: dict[str, Any], told: str
+) -> None:
+    settings_content["sources"][0] |= keys
+    assert told in load(tmp_path, settings_content)
+
+
+def test_the_mix_of_the_corpus_is_no_more_than_all(tmp_path: Path, settings_content: dict[str, Any]) -> None:
+    settings_content["prepare"] = {"corpus": {"samples": 9, "percent": {"code": 77, "general": 24}}}
+    assert "percent adds up to 101, more than 100" in load(tmp_path, settings_content)
+
+
+def test_a_source_that_is_not_enabled_is_left_out(tmp_path: Path, settings_content: dict[str, Any]) -> None:
+    settings_content["sources"].append({**settings_content["sources"][0], "name": "other", "enabled": False})
+    path = tmp_path / "configuration.yaml"
+    path.write_text(yaml.safe_dump(settings_content))
+    assert [source.name for source in load_settings(path).sources] == ["questions"]
+
+
 @pytest.mark.parametrize("content", [None, [], "text"])
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, content: Any) -> None:
     load(tmp_path, content)

@@ -1,0 +1,58 @@
+"""What is taken already, so that no further prompt may equal it."""
+
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from services.prompts.existing import TokenizedPrompts
+from services.prompts.hub import locate
+from services.prompts.near_duplicates import NearDuplicates
+from services.prompts.parallel import Processes
+from services.prompts.reading import read_blocks
+from services.prompts.tasks import Drawn, Shared, index_block, index_prompts
+from services.records import read_prompt_texts
+from services.runs import Run
+from services.settings import Settings, SourceSettings
+
+
+class Taken:
+    """The prompts of the existing corpus and of this run, by name, by token ids and by signature."""
+
+    def __init__(self, settings: Settings) -> None:
+        near = settings.prepare.deduplicate.near
+        self.of_corpus: set[str] = set()
+        self.of_run: set[str] = set()
+        self.tokenized = TokenizedPrompts(settings.merge.base)
+        self.near = NearDuplicates(near) if near is not None else None
+
+    def add_corpus(self, settings: Settings, processes: Processes[Shared]) -> None:
+        """The existing corpus as text. Raises UserError when it cannot be read."""
+        for shape in settings.prepare.deduplicate.against:
+            blocks = (block for path in locate(shape).files for block in read_blocks(path, shape.columns()))
+            for indexed in processes.map(index_block, ((shape, block) for block in blocks)):
+                self.of_corpus.update(indexed.names)
+                for signed in indexed.signatures:
+                    self._add_signature(signed)
+
+    def add_prepared(self, run: Run, source: SourceSettings, processes: Processes[Shared]) -> None:
+        """A source that an earlier try has published."""
+        for path in (run.held_out(source.name), run.prompts(source.name)):
+            self.of_run.update(pq.read_table(path, columns=["prompt_id"])["prompt_id"].to_pylist())
+            if self.near is not None and source.near_duplicates == "drop":
+                for signatures in processes.map(index_prompts, read_prompt_texts(path)):
+                    for signed in signatures:
+                        self._add_signature(signed)
+
+    def why(self, drawn: Drawn) -> str | None:
+        """What the drawn row duplicates, if anything; if nothing, it is taken from now on."""
+        if self.tokenized.has(drawn.input_ids):
+            return "in_corpus"
+        if drawn.signature is not None:
+            if self.near is not None and self.near.has(drawn.signature):
+                return "near"
+            self._add_signature(drawn.signature)
+        return None
+
+    def _add_signature(self, signed: Any) -> None:
+        if self.near is not None:
+            self.near.add(signed)
