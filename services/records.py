@@ -1,6 +1,8 @@
 """The records that the stages hand on, with their Arrow schemas."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,6 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 TOKEN_IDS = pa.list_(pa.int32())
+NAME = pa.dictionary(pa.int32(), pa.string())
+
+# A chunk's prompts are read by row groups, so that a source is not read as often as it has chunks.
+PROMPTS_A_ROW_GROUP = 512
 
 # Conversations and tools differ in their fields from row to row, which no Arrow struct holds without loss
 # (datasets#7869), so they are kept as JSON text.
@@ -43,12 +49,18 @@ SAMPLE_SCHEMA = pa.schema(
     ]
 )
 
+# One row a sample. `supervised_tokens` are the generated ones; `model` and `template` are fingerprints.
 PROVENANCE_SCHEMA = pa.schema(
     [
         pa.field("prompt_id", pa.string(), nullable=False),
-        pa.field("source", pa.string(), nullable=False),
+        pa.field("source", NAME, nullable=False),
+        pa.field("domain", NAME, nullable=False),
+        pa.field("thinking", pa.bool_()),
+        pa.field("finish_reason", NAME),
         pa.field("tokens", pa.int32(), nullable=False),
         pa.field("supervised_tokens", pa.int32(), nullable=False),
+        pa.field("model", NAME, nullable=False),
+        pa.field("template", NAME, nullable=False),
     ]
 )
 
@@ -94,13 +106,23 @@ class Chunk:
 
 
 def write_prompts(path: Path, prompts: list[Prompt]) -> None:
-    _write(path, [asdict(prompt) for prompt in prompts], PROMPT_SCHEMA)
+    _write(path, [asdict(prompt) for prompt in prompts], PROMPT_SCHEMA, PROMPTS_A_ROW_GROUP)
 
 
 def read_prompts(path: Path, first: int = 0, count: int | None = None) -> list[Prompt]:
     """`count` prompts from row `first` on (all of the rest by default)."""
-    rows = pq.read_table(path, schema=PROMPT_SCHEMA).slice(first, count).to_pylist()
-    return [Prompt(**row) for row in rows]
+    return [Prompt(**row) for row in read_prompt_rows(path, first, count, PROMPT_SCHEMA.names).to_pylist()]
+
+
+def read_prompt_rows(path: Path, first: int, count: int | None, columns: Sequence[str]) -> pa.Table:
+    """The same as a table of some columns; only the row groups that hold those rows are read."""
+    with pq.ParquetFile(path) as file:
+        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        begins = [0, *accumulate(sizes)]
+        last = begins[-1] if count is None else first + count
+        groups = [group for group, size in enumerate(sizes) if begins[group] < last and begins[group] + size > first]
+        table = file.read_row_groups(groups, columns=list(columns))
+    return table.slice(first - (begins[groups[0]] if groups else 0), count)
 
 
 def write_completions(path: Path, completions: list[Completion]) -> None:
@@ -111,5 +133,6 @@ def read_completions(path: Path) -> list[Completion]:
     return [Completion(**row) for row in pq.read_table(path, schema=COMPLETION_SCHEMA).to_pylist()]
 
 
-def _write(path: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, compression="zstd")
+def _write(path: Path, rows: list[dict[str, Any]], schema: pa.Schema, rows_a_group: int | None = None) -> None:
+    table = pa.Table.from_pylist(rows, schema=schema)
+    pq.write_table(table, path, compression="zstd", row_group_size=rows_a_group)

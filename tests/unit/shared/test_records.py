@@ -2,7 +2,18 @@
 
 from pathlib import Path
 
-from services.records import Completion, Prompt, read_completions, read_prompts, write_completions, write_prompts
+import pyarrow.parquet as pq
+import pytest
+
+from services.records import (
+    PROMPTS_A_ROW_GROUP,
+    Completion,
+    Prompt,
+    read_completions,
+    read_prompts,
+    write_completions,
+    write_prompts,
+)
 
 PROMPTS = [
     Prompt("a", "questions", '[{"role": "user", "content": "größer 🙂"}]', None, [1, 2, 3]),
@@ -33,3 +44,20 @@ def test_completions_come_back_as_they_were(tmp_path: Path) -> None:
     ]
     write_completions(path, completions)
     assert read_completions(path) == completions
+
+
+def test_a_chunks_prompts_are_read_without_the_rest_of_the_source(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.parquet"
+    prompts = [Prompt(f"p{number}", "questions", "[]", None, [number]) for number in range(5 * PROMPTS_A_ROW_GROUP)]
+    write_prompts(path, prompts)
+    with pq.ParquetFile(path) as file:
+        group = file.metadata.row_group(4)
+    # The last group's pages are damaged: whoever reads them fails.
+    content = bytearray(path.read_bytes())
+    begin = group.column(0).dictionary_page_offset or group.column(0).data_page_offset
+    content[begin : begin + group.column(0).total_compressed_size] = bytes(group.column(0).total_compressed_size)
+    path.write_bytes(content)
+    first = 2 * PROMPTS_A_ROW_GROUP - 3
+    assert read_prompts(path, first, PROMPTS_A_ROW_GROUP + 6) == prompts[first : first + PROMPTS_A_ROW_GROUP + 6]
+    with pytest.raises(OSError, match="."):
+        read_prompts(path, 4 * PROMPTS_A_ROW_GROUP, 1)
