@@ -172,7 +172,7 @@ def publish(final: Path, write: Callable[[Path], None]) -> bool:
     Returns whether this call published it: False when the file was there already, which is left as it is.
     """
     if final.exists():
-        _sweep(final)
+        sweep(final)
         return False
     with _temporary(final) as temporary:
         write(temporary)
@@ -194,7 +194,7 @@ def publish_json(final: Path, content: dict[str, Any]) -> bool:
 def publish_folder(final: Path, fill: Callable[[Path], None]) -> bool:
     """Let `fill` write into a new folder beside `final`, then rename it to that name; the first writer wins."""
     if final.exists():
-        _sweep(final)
+        sweep(final)
         return False
     with _temporary(final, folder=True) as temporary:
         fill(temporary)
@@ -222,7 +222,7 @@ def replace_json(final: Path, content: dict[str, Any]) -> None:
 def _temporary(final: Path, *, folder: bool = False) -> Iterator[Path]:
     """An empty file or folder beside `final`, locked for as long as it is written to."""
     final.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(final)
+    sweep(final)
     temporary, lock = _make_locked(final, folder)
     try:
         yield temporary
@@ -248,8 +248,8 @@ def _make_locked(final: Path, folder: bool) -> tuple[Path, int]:
             os.close(lock)
 
 
-def _sweep(final: Path) -> None:
-    """Remove what killed writers of `final` left: the kernel has released their locks."""
+def sweep(final: Path) -> None:
+    """Remove what killed writers of `final` left: the kernel has released their locks. Publishing does so by itself."""
     for left in final.parent.glob(f".{glob.escape(final.name)}.*.tmp"):
         with suppress(OSError):  # it is locked, so being written; or gone
             lock = os.open(left, os.O_RDONLY)

@@ -94,7 +94,7 @@ class MergeSettings(Section):
 
     base: Path | None = Field(default=None, description="Hugging Face dataset folder of the existing corpus")
     base_source: str = Field(default="existing", description="name of the existing corpus in reports")
-    base_columns: dict[str, str] = Field(
+    base_columns: dict[Literal["input_ids", "loss_mask", "seq_len"], str] = Field(
         default={}, description="the corpus' own names of input_ids, loss_mask and seq_len, where they are others"
     )
     min_supervised_tokens: int = Field(default=2, ge=1, description="an anchor needs a token to foresee after it")

@@ -206,9 +206,7 @@ def _check_prompts(path: Path, prompts: pa.Table, completions: pa.Table) -> None
         raise UserError(f"{path}: prompt {answered.most_common(1)[0][0]} is answered twice; the run's files disagree")
 
 
-def _check_ids(
-    path: Path, samples: list[pa.RecordBatch], prompts: pa.Table, kept: list[Kept], vocabulary: int
-) -> None:
+def _check_ids(path: Path, samples: list[pa.RecordBatch], prompts: pa.Table, kept: list[Kept], vocabulary: int) -> None:
     first = 0
     for batch in samples:
         ids = batch.column("input_ids")

@@ -17,11 +17,11 @@ import typer
 from transformers import PreTrainedTokenizerBase
 
 from services import chat
+from services.dataset_folder import write_shards, write_state
 from services.errors import UserError
 from services.ledger import check_balance
 from services.records import SAMPLE_SCHEMA
 from services.runs import publish_folder, publish_json, read_json
-from services.tokenizer.dataset_folder import write_shards, write_state
 
 ROWS_A_BATCH = 1000
 
