@@ -126,13 +126,13 @@ def open_dataset(path: Path) -> DatasetFolder:
 
 
 def read_batches(shard: Path) -> Iterator[pa.RecordBatch]:
-    """The record batches of one shard, mapped and not copied into memory.
+    """The record batches of one shard, one after another: memory holds one of them.
 
     Raises:
         UserError: the file is damaged.
     """
     try:
-        with pa.memory_map(str(shard)) as source, pa.ipc.open_stream(source) as reader:
+        with pa.OSFile(str(shard)) as source, pa.ipc.open_stream(source) as reader:
             yield from reader
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"{shard} is damaged: {' '.join(str(error).split())}") from error

@@ -10,7 +10,8 @@
       journal/CHUNK.jsonl             answers of a chunk that is not finished
       completions/CHUNK.parquet       answers of a finished chunk     (records.COMPLETION_SCHEMA)
       samples/CHUNK.arrow             samples of a chunk              (records.SAMPLE_SCHEMA)
-      samples/CHUNK.provenance.parquet  where each of them came from; samples/CHUNK.json counts them
+      samples/CHUNK.provenance.arrow  where each of them came from (records.PROVENANCE_SCHEMA)
+      samples/CHUNK.json              what became of the chunk's completions
       dataset/                        the merged Hugging Face dataset, with merge.json
       train/                          checkpoints and metrics
       evaluation/NAME.json            acceptance of one checkpoint
@@ -81,7 +82,7 @@ class Run:
         return self.root / "samples" / f"{chunk}.arrow"
 
     def provenance(self, chunk: str) -> Path:
-        return self.root / "samples" / f"{chunk}.provenance.parquet"
+        return self.root / "samples" / f"{chunk}.provenance.arrow"
 
     def assembled(self, chunk: str) -> Path:
         return self.root / "samples" / f"{chunk}.json"

@@ -104,9 +104,9 @@ def assemble_chunk(run: Run, settings: Settings, chunk_name: str) -> None:
         "model": chat.model_fingerprint(settings.target.path),
         "template": prepared["template"],
     }
-    publish(run.samples(chunk_name), lambda temporary: _write_samples(temporary, samples))
     provenance = _provenance(prompts, completions, kept, origin)
-    publish(run.provenance(chunk_name), lambda temporary: pq.write_table(provenance, temporary, compression="zstd"))
+    publish(run.samples(chunk_name), lambda temporary: _write(temporary, SAMPLE_SCHEMA, samples))
+    publish(run.provenance(chunk_name), lambda temporary: _write(temporary, PROVENANCE_SCHEMA, [provenance]))
     if publish_json(run.assembled(chunk_name), vars(counts)):
         log.info("assembled", run=run.name, chunk=chunk_name, samples=counts.samples, tokens=counts.tokens)
 
@@ -222,15 +222,15 @@ def _check_ids(path: Path, samples: list[pa.RecordBatch], prompts: pa.Table, kep
         first += batch.num_rows
 
 
-def _write_samples(path: Path, samples: list[pa.RecordBatch]) -> None:
-    with pa.ipc.new_stream(str(path), SAMPLE_SCHEMA) as writer:
-        for batch in samples:
+def _write(path: Path, schema: pa.Schema, batches: list[pa.RecordBatch]) -> None:
+    with pa.ipc.new_stream(str(path), schema) as writer:
+        for batch in batches:
             writer.write_batch(batch)
 
 
 def _provenance(
     prompts: pa.Table, completions: pa.Table, kept: list[Kept], origin: dict[str, str | bool | None]
-) -> pa.Table:
+) -> pa.RecordBatch:
     """One row of `PROVENANCE_SCHEMA` a sample; `origin` is what all samples of the chunk have in common."""
     prompt_rows = pa.array([sample.prompt for sample in kept], pa.int64())
     completion_rows = pa.array([sample.completion for sample in kept], pa.int64())
@@ -241,4 +241,5 @@ def _provenance(
         "tokens": [sample.prompt_tokens + sample.generated_tokens for sample in kept],
         "supervised_tokens": [sample.generated_tokens for sample in kept],
     }
-    return pa.table([pa.array(columns[field.name], field.type) for field in PROVENANCE_SCHEMA], PROVENANCE_SCHEMA)
+    arrays = [pa.array(columns[field.name], field.type) for field in PROVENANCE_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=PROVENANCE_SCHEMA)

@@ -1,7 +1,7 @@
 """The existing corpus of a merge: what it holds, and how it comes into the new dataset without being copied."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ class Base:
 
     folder: DatasetFolder
     schema: pa.Schema
-    columns: dict[str, str]
+    columns: Mapping[str, str]
     record: dict[str, Any]
 
 
@@ -56,7 +56,7 @@ class BasePart:
         return totals
 
 
-def open_base(path: Path, columns: dict[str, str], tokenizer: str) -> Base:
+def open_base(path: Path, columns: Mapping[str, str], tokenizer: str) -> Base:
     """Find a corpus, and check its columns and, where it tells them, its tokenizer.
 
     Raises:
@@ -75,9 +75,7 @@ def open_base(path: Path, columns: dict[str, str], tokenizer: str) -> Base:
     check_columns(schema, where)
     record = read_json(path / MERGE_RECORD) if (path / MERGE_RECORD).is_file() else {}
     if record and record["tokenizer"] != tokenizer:
-        raise UserError(
-            f"{where}: it was made with another tokenizer than the runs' target; merge what is of one model"
-        )
+        raise UserError(f"{where}: it is of another tokenizer than the runs' target; merge what is of one model")
     return Base(folder, schema, columns, record)
 
 

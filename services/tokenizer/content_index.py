@@ -38,9 +38,9 @@ def digest_rows(rows: SampleRows) -> Digests:
 
     Chance makes two of a billion samples equal with probability 1e-21.
     """
-    joined = memoryview((rows.ids.astype(np.int32) << 1) | rows.mask).cast("B")
+    content = np.ascontiguousarray((rows.ids.astype(np.int32) << 1) | rows.mask).view(np.uint8).data
     ends = (rows.ends * 4).tolist()
-    digests = [xxhash.xxh3_128_digest(joined[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
+    digests = [xxhash.xxh3_128_digest(content[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
     return np.frombuffer(b"".join(digests), dtype=">u8").reshape(-1, 2).astype(np.uint64)
 
 
@@ -67,7 +67,8 @@ def read_index(path: Path, shard: Path) -> ShardIndex | None:
         if about["version"] != VERSION or about["bytes"] != shard.stat().st_size:
             return None
         batch = reader.get_batch(0)
-        return ShardIndex(*(column.to_numpy() for column in batch.columns), Totals.from_json(about["totals"]))
+        high, low = (column.to_numpy() for column in batch.columns)
+        return ShardIndex(high, low, Totals.from_json(about["totals"]))
     except (OSError, pa.ArrowInvalid, ValueError, KeyError, TypeError):
         return None
 
@@ -92,15 +93,38 @@ def build_index(path: Path, shard: Path, vocabulary: int | None) -> ShardIndex:
 
 def are_known(digests: Digests, indexes: Iterable[ShardIndex]) -> npt.NDArray[np.bool_]:
     """Which of the digests some index holds."""
+    order = np.argsort(digests[:, 0])  # neighbours are looked up in the same pages
+    high, low = digests[order, 0], digests[order, 1]
     known = np.zeros(len(digests), dtype=np.bool_)
     for index in indexes:
         if not len(index.high):
             continue
-        first = np.minimum(np.searchsorted(index.high, digests[:, 0]), len(index.high) - 1)
-        found = index.high[first] == digests[:, 0]
-        equal = found & (index.low[first] == digests[:, 1])
+        first = np.minimum(np.searchsorted(index.high, high), len(index.high) - 1)
+        found = index.high[first] == high
+        equal = found & (index.low[first] == low)
         for row in np.flatnonzero(found & ~equal):  # several samples with the same first half
-            last = np.searchsorted(index.high, digests[row, 0], side="right")
-            equal[row] = (index.low[first[row] : last] == digests[row, 1]).any()
-        known |= equal
+            last = np.searchsorted(index.high, high[row], side="right")
+            equal[row] = (index.low[first[row] : last] == low[row]).any()
+        known[order] |= equal
     return known
+
+
+class SeenDigests:
+    """The digests that a merge has taken so far, sorted like a shard's index."""
+
+    def __init__(self) -> None:
+        self._seen = ShardIndex(np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.uint64), Totals())
+
+    def add(self, digests: Digests) -> npt.NDArray[np.int64]:
+        """Add digests; returns the rows, in order, of those that were not there and are the first of their kind."""
+        unknown = np.flatnonzero(~are_known(digests, [self._seen]))
+        ordered = digests[unknown]
+        order = np.lexsort((ordered[:, 1], ordered[:, 0]))  # stable, so the first of equal ones stays first
+        ordered = ordered[order]
+        first = np.ones(len(ordered), dtype=np.bool_)
+        first[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+        new = ordered[first]
+        places = np.searchsorted(self._seen.high, new[:, 0])
+        high, low = (np.insert(self._seen[half], places, new[:, half]) for half in (0, 1))
+        self._seen = ShardIndex(high, low, Totals())
+        return np.sort(unknown[order[first]])

@@ -14,14 +14,14 @@ import structlog
 
 from services.dataset_folder import ShardWriter, index_path, open_dataset, provenance_path, write_state
 from services.errors import UserError
-from services.records import PROVENANCE_SCHEMA, SAMPLE_SCHEMA, Chunk
+from services.records import PROVENANCE_SCHEMA, SAMPLE_SCHEMA
 from services.runs import Run, publish_folder, publish_json, read_json
 from services.sample_rows import Totals, read_totals
 from services.settings import MergeSettings, Settings
 from services.tokenizer.account import account, check_totals
 from services.tokenizer.base import MERGE_RECORD, Base, BasePart, add_base, find_indexes, open_base
 from services.tokenizer.content_index import Digests, write_index
-from services.tokenizer.new_samples import NewRows, Selection, assembled_chunks, read_groups
+from services.tokenizer.new_samples import AssembledChunk, NewRows, Selection, assembled_chunks, read_groups
 
 # Room for state, indices and whatever else is written meanwhile.
 SPARE_BYTES = 64 * 2**20
@@ -34,7 +34,7 @@ class Plan:
     """A merge that can be done: everything that it needs is there and fits together."""
 
     runs: dict[str, Run]
-    chunks: dict[str, list[Chunk]]
+    chunks: dict[str, list[AssembledChunk]]
     prepared: dict[str, Any]
     base: Base | None
     indexes: list[Path]
@@ -142,7 +142,11 @@ def _plan(runs: Sequence[Run], base: Path | None, settings: Settings, inputs: di
                 f"runs {runs[0].name} and {name} were made with different tokenizers; merge what is of one model"
             )
     chunks = {run.name: assembled_chunks(run) for run in runs}
-    opened = open_base(base, dict(settings.merge.base_columns), first["tokenizer"]) if base else None
+    opened = (
+        open_base(base, {str(name): own for name, own in settings.merge.base_columns.items()}, first["tokenizer"])
+        if base
+        else None
+    )
     # A corpus whose columns have other names is indexed when they are renamed.
     kept = runs[0].root.parent / ".indexes"
     vocabulary = first.get("vocabulary_size")
@@ -220,11 +224,7 @@ def _identity(base: Base | None) -> bytes:
 def _check_disk(plan: Plan, parent: Path) -> None:
     """Raises UserError when the dataset has no room in the folder where it is to be."""
     widths = sum(plan.schema.field(name).type.value_type.bit_width for name in ("input_ids", "loss_mask")) / 8
-    tokens = sum(
-        read_json(run.assembled(chunk.chunk))["tokens"]
-        for name, run in plan.runs.items()
-        for chunk in plan.chunks[name]
-    )
+    tokens = sum(chunk.tokens for chunks in plan.chunks.values() for chunk in chunks)
     needed = int(tokens * widths) + SPARE_BYTES
     if plan.base and plan.base.columns:
         needed += sum(shard.stat().st_size for shard in plan.base.folder.shards)

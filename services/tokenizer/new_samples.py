@@ -4,25 +4,33 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from services.dataset_folder import describe, read_batches
+from services.dataset_folder import describe
 from services.errors import UserError
 from services.ledger import check_balance, read_chunks
 from services.records import PROVENANCE_SCHEMA, SAMPLE_SCHEMA, Chunk
 from services.runs import Run, read_json
 from services.sample_rows import RowFaultError, SampleRows, Totals, examine
 from services.settings import MergeSettings
-from services.tokenizer.content_index import Digests, ShardIndex, are_known, digest_rows
+from services.tokenizer.content_index import Digests, SeenDigests, ShardIndex, are_known, digest_rows
 
 # Chunks are small; they are handled in groups of about this size.
-ROWS_A_GROUP = 4096
-TOKENS_A_GROUP = 2**21
+ROWS_A_GROUP = 2**14
+TOKENS_A_GROUP = 2**20
+
+
+class AssembledChunk(NamedTuple):
+    """A chunk with what `assemble` counted of it."""
+
+    chunk: Chunk
+    samples: int
+    tokens: int
 
 
 class Group(NamedTuple):
@@ -65,7 +73,7 @@ class Selection:
     indexes: Sequence[ShardIndex]
     settings: MergeSettings
     vocabulary: int | None
-    seen: set[bytes] = field(default_factory=set)
+    seen: SeenDigests = field(default_factory=SeenDigests)
     added: dict[tuple[str, str], Added] = field(default_factory=dict)
 
     def take(self, run: Run, source: str, group: Group) -> NewRows | None:
@@ -81,8 +89,11 @@ class Selection:
         totals = Totals()
         totals.add(rows.tokens[kept], rows.supervised[kept])
         added.totals.include(totals)
-        taken = pa.array(kept)
-        return NewRows(self._cast(run, group.samples.take(taken)), group.provenance.take(taken), digests[kept], totals)
+        samples, provenance = group
+        if len(kept) < len(digests):
+            taken = pa.array(kept)
+            samples, provenance = samples.take(taken), provenance.take(taken)
+        return NewRows(self._cast(run, samples), provenance, digests[kept], totals)
 
     def _examined(self, run: Run, group: Group) -> SampleRows:
         try:
@@ -101,16 +112,11 @@ class Selection:
         in_base = are_known(digests, self.indexes) & ~near_empty & ~over_long
         reasons = {"near_empty": near_empty, "over_long": over_long, "in_base": in_base}
         added.dropped.update({reason: int(rows.sum()) for reason, rows in reasons.items() if rows.any()})
-        names = digests.tobytes()
-        kept = []
-        for row in np.flatnonzero(~(near_empty | over_long | in_base)).tolist():
-            name = names[16 * row : 16 * row + 16]
-            if name in self.seen:
-                added.dropped["duplicate"] += 1
-            else:
-                self.seen.add(name)
-                kept.append(row)
-        return np.array(kept, dtype=np.int64)
+        candidates = np.flatnonzero(~(near_empty | over_long | in_base))
+        kept = candidates[self.seen.add(digests[candidates])]
+        if len(kept) < len(candidates):
+            added.dropped["duplicate"] += len(candidates) - len(kept)
+        return kept
 
     def _cast(self, run: Run, samples: pa.RecordBatch) -> pa.Table:
         try:
@@ -123,7 +129,7 @@ class Selection:
         return pa.Table.from_arrays(columns, schema=self.schema)
 
 
-def assembled_chunks(run: Run) -> list[Chunk]:
+def assembled_chunks(run: Run) -> list[AssembledChunk]:
     """All of a run's chunks.
 
     Raises:
@@ -132,30 +138,34 @@ def assembled_chunks(run: Run) -> list[Chunk]:
     chunks = read_chunks(run)
     if not chunks:
         raise UserError(f"run {run.name} has no chunks; enqueue with `dflash-stack submit`")
-    missing = [chunk.chunk for chunk in chunks if not run.assembled(chunk.chunk).is_file()]
+    assembled, missing = [], []
+    for chunk in chunks:
+        try:
+            counts = read_json(run.assembled(chunk.chunk))
+            assembled.append(AssembledChunk(chunk, counts["samples"], counts["tokens"]))
+        except FileNotFoundError:
+            missing.append(chunk.chunk)
     if missing:
         raise UserError(
             f"run {run.name}: {len(missing)} of {len(chunks)} chunks are not assembled ({missing[0]} is the first); "
             "wait for them (`dflash-stack status`), or enqueue them again with `dflash-stack submit`"
         )
-    if not any(read_json(run.assembled(chunk.chunk))["samples"] for chunk in chunks):
+    if not any(chunk.samples for chunk in assembled):
         raise UserError(f"run {run.name} has not one sample to merge; `dflash-stack status` tells what became of them")
-    return chunks
+    return assembled
 
 
-def read_groups(run: Run, chunks: Iterable[Chunk]) -> Iterator[tuple[str, Group]]:
+def read_groups(run: Run, chunks: Iterable[AssembledChunk]) -> Iterator[tuple[str, Group]]:
     """The samples of a run with the name of their source, in the order of its chunks."""
-    for source, of_source in groupby(chunks, key=lambda chunk: chunk.source):
+    for source, of_source in groupby(chunks, key=lambda assembled: assembled.chunk.source):
         batches: list[pa.RecordBatch] = []
-        provenance: list[pa.Table] = []
+        provenance: list[pa.RecordBatch] = []
         rows = tokens = 0
-        for chunk in of_source:
-            of_chunk = _provenance(run, chunk)
-            provenance.append(of_chunk)
-            for batch in _batches(run, chunk, of_chunk.num_rows):
-                batches.append(batch)
-                rows += batch.num_rows
-                tokens += len(batch.column("input_ids").values)
+        for chunk, samples, chunk_tokens in of_source:
+            provenance += _read(run, run.provenance(chunk.chunk), PROVENANCE_SCHEMA, samples)
+            batches += _read(run, run.samples(chunk.chunk), SAMPLE_SCHEMA, samples)
+            rows += samples
+            tokens += chunk_tokens
             if rows >= ROWS_A_GROUP or tokens >= TOKENS_A_GROUP:
                 yield source, _group(batches, provenance)
                 batches, provenance, rows, tokens = [], [], 0, 0
@@ -163,32 +173,27 @@ def read_groups(run: Run, chunks: Iterable[Chunk]) -> Iterator[tuple[str, Group]
             yield source, _group(batches, provenance)
 
 
-def _batches(run: Run, chunk: Chunk, expected: int) -> Iterator[pa.RecordBatch]:
-    path = run.samples(chunk.chunk)
-    rows = 0
-    for batch in read_batches(path):
-        if not batch.schema.equals(SAMPLE_SCHEMA):
-            raise UserError(f"{path}: columns {describe(batch.schema)}, expected {describe(SAMPLE_SCHEMA)}")
-        rows += batch.num_rows
-        yield batch
-    check_balance(f"{path}", expected, {"samples": rows})
+def _read(run: Run, path: Path, schema: pa.Schema, expected: int) -> list[pa.RecordBatch]:
+    """The batches of a small file, copied into memory.
 
-
-def _provenance(run: Run, chunk: Chunk) -> pa.Table:
-    path = run.provenance(chunk.chunk)
+    Raises:
+        UserError: it is damaged, of another schema, or has not the rows that were counted.
+    """
     try:
-        table = pq.read_table(path)
+        with pa.ipc.open_stream(path.read_bytes()) as reader:
+            batches = list(reader)
+            found = reader.schema
     except (OSError, pa.ArrowInvalid) as error:
         raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    if not table.schema.equals(PROVENANCE_SCHEMA):
+    if not found.equals(schema):
         raise UserError(
-            f"{path}: columns {describe(table.schema)}, expected {describe(PROVENANCE_SCHEMA)}; remove {path.parent} "
-            f"and assemble the run again with `dflash-stack submit {run.name}`"
+            f"{path}: columns {describe(found)}, expected {describe(schema)}; remove {path.parent} and assemble the "
+            f"run again with `dflash-stack submit {run.name}`"
         )
-    check_balance(f"{path}", read_json(run.assembled(chunk.chunk))["samples"], {"rows": table.num_rows})
-    return table
+    check_balance(f"{path}", expected, {"rows": sum(batch.num_rows for batch in batches)})
+    return batches
 
 
-def _group(batches: Sequence[pa.RecordBatch], provenance: Sequence[pa.Table]) -> Group:
+def _group(batches: Sequence[pa.RecordBatch], provenance: Sequence[pa.RecordBatch]) -> Group:
     samples = pa.Table.from_batches(batches, schema=SAMPLE_SCHEMA).combine_chunks().to_batches()[0]
-    return Group(samples, pa.concat_tables(provenance).unify_dictionaries())
+    return Group(samples, pa.Table.from_batches(provenance, schema=PROVENANCE_SCHEMA).unify_dictionaries())

@@ -59,5 +59,5 @@ def test_a_chunks_prompts_are_read_without_the_rest_of_the_source(tmp_path: Path
     path.write_bytes(content)
     first = 2 * PROMPTS_A_ROW_GROUP - 3
     assert read_prompts(path, first, PROMPTS_A_ROW_GROUP + 6) == prompts[first : first + PROMPTS_A_ROW_GROUP + 6]
-    with pytest.raises(OSError, match="."):
+    with pytest.raises(OSError, match=r"read|header|page|decod|deserializ"):
         read_prompts(path, 4 * PROMPTS_A_ROW_GROUP, 1)

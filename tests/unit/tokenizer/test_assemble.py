@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from services.chat import model_fingerprint
@@ -45,7 +44,7 @@ def test_a_sample_is_the_prompts_ids_and_the_generated_ids(make_generated: Gener
         {"input_ids": [1, 2, 0, 7, 8, 9], "loss_mask": [0, 0, 0, 1, 1, 1], "seq_len": 6},
         {"input_ids": [1, 2, 1, 5], "loss_mask": [0, 0, 0, 1], "seq_len": 4},
     ]
-    provenance = pq.read_table(run.provenance(CHUNK))
+    provenance = pa.ipc.open_stream(run.provenance(CHUNK).read_bytes()).read_all()
     assert provenance.schema == PROVENANCE_SCHEMA
     common = {
         "source": "questions",

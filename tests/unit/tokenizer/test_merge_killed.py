@@ -63,7 +63,6 @@ def test_a_merge_killed_at_any_moment_is_taken_up_and_the_base_is_untouched(
             assert verify_dataset(dataset).samples == 9
             break
     assert kills > 20, kills
-    print(kills)
 
     account = merge_runs([run], base, dataset, settings, verify=True)
     assert account == read_json(dataset / "merge.json")
