@@ -125,6 +125,6 @@ class SeenDigests:
         first[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
         new = ordered[first]
         places = np.searchsorted(self._seen.high, new[:, 0])
-        high, low = (np.insert(self._seen[half], places, new[:, half]) for half in (0, 1))
+        high, low = np.insert(self._seen.high, places, new[:, 0]), np.insert(self._seen.low, places, new[:, 1])
         self._seen = ShardIndex(high, low, Totals())
         return np.sort(unknown[order[first]])

@@ -142,11 +142,8 @@ def _plan(runs: Sequence[Run], base: Path | None, settings: Settings, inputs: di
                 f"runs {runs[0].name} and {name} were made with different tokenizers; merge what is of one model"
             )
     chunks = {run.name: assembled_chunks(run) for run in runs}
-    opened = (
-        open_base(base, {str(name): own for name, own in settings.merge.base_columns.items()}, first["tokenizer"])
-        if base
-        else None
-    )
+    columns = {str(name): own for name, own in settings.merge.base_columns.items()}
+    opened = open_base(base, columns, first["tokenizer"]) if base else None
     # A corpus whose columns have other names is indexed when they are renamed.
     kept = runs[0].root.parent / ".indexes"
     vocabulary = first.get("vocabulary_size")
