@@ -138,6 +138,23 @@ def read_batches(shard: Path) -> Iterator[pa.RecordBatch]:
         raise UserError(f"{shard} is damaged: {' '.join(str(error).split())}") from error
 
 
+def read_row(dataset: DatasetFolder, row: int) -> tuple[Path, int, pa.RecordBatch]:
+    """One row, with its shard and its number there; nothing else is read but the sizes of the batches before it.
+
+    Raises:
+        UserError: there is no such row.
+    """
+    begin = 0
+    for shard in dataset.shards:
+        first_of_shard = begin
+        with pa.memory_map(str(shard)) as source, pa.ipc.open_stream(source) as reader:
+            for batch in reader:
+                if begin <= row < begin + batch.num_rows:
+                    return shard, row - first_of_shard, batch.slice(row - begin, 1)
+                begin += batch.num_rows
+    raise UserError(f"dataset {dataset.path}: there is no row {row}; its {begin} rows are numbered from 0")
+
+
 def describe(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in schema)
 

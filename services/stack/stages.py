@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from services.errors import UserError
 from services.ledger import count_assembled, count_generated, plan_chunks, read_chunks
-from services.queues import enqueue, job_id
+from services.queues import enqueue, job_id, job_state
 from services.runs import Run, read_json
 from services.settings import Settings
 from services.stack.wait import Operator, Standing, wait_for
@@ -92,6 +92,26 @@ def merge(run: Run, operator: Operator, wait: bool = True) -> None:
             operator,
             lambda: Standing(int(run.merged.is_file()), 1, "dataset"),
             run.merged.is_file,
+        )
+
+
+def merge_into(
+    dataset: Path, base: Path | None, runs: list[Run], operator: Operator, verify: bool, wait: bool = True
+) -> None:
+    """A dataset of its own, of a base and of what runs add to it."""
+    names = (str(dataset.absolute()), str(base.absolute()) if base else "", "verify" if verify else "")
+    names += tuple(run.name for run in runs)
+    enqueue("merge", operator.connection, "merge_into", *names, job_timeout=MERGE_TIMEOUT)
+    job = job_id("merge", "merge_into", *names)
+    if wait:
+        # Its folder may have been there before: only the job knows whether it is of these inputs.
+        wait_for(
+            "merge",
+            "merge",
+            [job],
+            operator,
+            lambda: Standing(int((dataset / "merge.json").is_file()), 1, "dataset"),
+            lambda: job_state(job, operator.connection).state == "finished",
         )
 
 
