@@ -24,18 +24,47 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "var" / "tokenizers"
 LOCK = Path(__file__).parent / "tokenizers.lock"
 
-QWEN_SPECIAL = (
-    "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> "
-    "<|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|>"
-).split()
-QWEN_PLAIN = (
-    "<tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|> "
-    "<tool_response> </tool_response> <think> </think>"
-).split()
+QWEN_SPECIAL = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|object_ref_start|>",
+    "<|object_ref_end|>",
+    "<|box_start|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+]
+QWEN_PLAIN = [
+    "<tool_call>",
+    "</tool_call>",
+    "<|fim_prefix|>",
+    "<|fim_middle|>",
+    "<|fim_suffix|>",
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+]
 LLAMA_SPECIAL = [
-    *"<|begin_of_text|> <|end_of_text|> <|reserved_special_token_0|> <|reserved_special_token_1|>".split(),
-    *"<|finetune_right_pad_id|> <|step_id|> <|start_header_id|> <|end_header_id|> <|eom_id|> <|eot_id|>".split(),
-    *"<|python_tag|> <|image|>".split(),
+    *["<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>"],
+    *[
+        "<|finetune_right_pad_id|>",
+        "<|step_id|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eom_id|>",
+        "<|eot_id|>",
+    ],
+    *["<|python_tag|>", "<|image|>"],
 ]
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 REST = r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -50,6 +79,7 @@ class Source(NamedTuple):
     special: list[str]
     plain: list[str]
     template: str
+    model_type: str = "qwen3"
     normalized: bool = True
 
 
@@ -73,6 +103,7 @@ LLAMA3 = Source(
     LLAMA_SPECIAL,
     [],
     "llama3_1",
+    "llama",
     normalized=False,
 )
 SOURCES = {"qwen3": QWEN3, "qwen3_5": QWEN3_5, "qwen3_6": QWEN3_5._replace(template="qwen3_6"), "llama3": LLAMA3}
@@ -133,7 +164,8 @@ def _make(folder: Path, source: Source, downloads: Path) -> None:
     if source.special[0] == "<|begin_of_text|>":
         about["bos_token"] = source.special[0]
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
-    (folder / "config.json").write_text(json.dumps({"vocab_size": tokenizer.get_vocab_size() + 256}))
+    config = {"model_type": source.model_type, "vocab_size": tokenizer.get_vocab_size() + 256}
+    (folder / "config.json").write_text(json.dumps(config))
     tokenizer.save(str(folder / "tokenizer.json"))
 
 

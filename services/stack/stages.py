@@ -99,8 +99,8 @@ def merge_into(
     dataset: Path, base: Path | None, runs: list[Run], operator: Operator, verify: bool, wait: bool = True
 ) -> None:
     """A dataset of its own, of a base and of what runs add to it."""
-    names = (str(dataset.absolute()), str(base.absolute()) if base else "", "verify" if verify else "")
-    names += tuple(run.name for run in runs)
+    inputs = (str(base.absolute()) if base else "", "verify" if verify else "")
+    names = (str(dataset.absolute()), *inputs, *(run.name for run in runs))
     enqueue("merge", operator.connection, "merge_into", *names, job_timeout=MERGE_TIMEOUT)
     job = job_id("merge", "merge_into", *names)
     if wait:

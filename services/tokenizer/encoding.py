@@ -4,6 +4,7 @@ A tokenizer cuts its added tokens (`<|im_end|>`, `<think>`) out of the text befo
 lies between them independently. So the pieces' ids, end to end, are the ids of the whole.
 """
 
+import os
 import re
 from collections.abc import Sequence
 
@@ -32,12 +33,19 @@ class PieceEncoder:
         self.special = {token.content for token in added.values() if token.special}
         # The longest first, as the tokenizer does it.
         contents = sorted(self.ids, key=len, reverse=True)
-        self._boundary = re.compile(f"({'|'.join(map(re.escape, contents))})") if contents else None
+        # What they all begin with, told apart, is what lets `re` skip the text between them.
+        common = os.path.commonprefix(contents)
+        rests = "|".join(re.escape(content.removeprefix(common)) for content in contents)
+        self._boundary = re.compile(f"({re.escape(common)}(?:{rests}))") if contents else None
         self._remembered: dict[str, list[int]] = {}
 
     def split(self, text: str) -> list[str]:
         """The pieces: added tokens, and what lies between them. Joined they are the text."""
         return [piece for piece in self._boundary.split(text) if piece] if self._boundary else [text]
+
+    def added_in(self, text: str) -> tuple[str, ...]:
+        """The added tokens in a text, in their order."""
+        return tuple(self._boundary.findall(text)) if self._boundary else ()
 
     def encode(self, pieces: Sequence[str]) -> list[list[int]]:
         """Ids of each piece."""

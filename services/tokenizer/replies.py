@@ -157,7 +157,7 @@ class ReplyFinder:
             return self._measure(messages, tools, whole, pieces)
         added = self.encoder.ids
         key = (
-            tuple(_shape(message) for message in messages),
+            tuple(self._shape(message) for message in messages),
             bool(tools),
             tuple(piece if piece in added else "" for piece in pieces),
         )
@@ -191,10 +191,24 @@ class ReplyFinder:
             elif begin is None or begin >= end or not whole.startswith(through[:end]):
                 refused.append((turn, "history_changed"))
             else:
-                first = next(number for number in range(len(pieces)) if ends[number + 1] > begin)
+                # The piece that the prompt ends in, whatever the reply begins with.
+                first = next(number for number in range(len(pieces)) if ends[number + 1] >= begin)
                 last = ends.index(end)
                 places.append(Place(turn, first, whole[ends[first] : begin], last))
         return Layout(tuple(places), tuple(refused))
+
+    def _shape(self, message: chat.Message) -> tuple[Any, ...]:
+        """What of a message a template may go by."""
+        content, reasoning = message["content"], message.get("reasoning_content", "")
+        return (
+            message["role"],
+            bool(content.strip()),
+            bool(reasoning.strip()),
+            self.encoder.added_in(content),
+            self.encoder.added_in(reasoning),
+            len(message.get("tool_calls") or ()),
+            tuple(message),
+        )
 
     def _prompts(self, messages: list[chat.Message], tools: list[chat.Tool]) -> list[str]:
         """The prompts that may have asked for the next reply: with thinking, and without."""
@@ -236,18 +250,6 @@ class ReplyFinder:
             for options in ({}, self._options)
         ]
         return shown[0] != shown[1]
-
-
-def _shape(message: chat.Message) -> tuple[Any, ...]:
-    """What of a message a template may go by, other than the added tokens in it."""
-    content = message["content"]
-    return (
-        message["role"],
-        bool(content.strip()),
-        bool(message.get("reasoning_content")),
-        len(message.get("tool_calls") or ()),
-        tuple(sorted(message)),
-    )
 
 
 def _fits(layout: Layout, pieces: list[str]) -> bool:
