@@ -1,14 +1,14 @@
 """From a conversation to token ids: the target's own chat template, and where a reply begins.
 
-A prompt is rendered here once, and its ids go unchanged to the server and into the sample. Text that holds
-replies already (older corpora) is masked by comparing renderings in token ids, never by searching in text.
+A prompt is rendered here once, and its ids go unchanged to the server and into the sample. How text that holds
+replies already (older corpora) is masked: services/tokenizer/replies.py.
 """
 
 import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -25,6 +25,9 @@ PROBE_TOOL = {
     "function": {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}},
 }
 
+# Enough of a weights file to tell models apart: its header names tensors, its end holds weights.
+SEEN_OF_WEIGHTS = 2**20
+
 TOOLS_PREAMBLE = (
     "You may call one or more functions to answer the user. Their signatures are within <tools></tools>. For each "
     "call, reply with a JSON object of the function's name and arguments within <tool_call></tool_call>."
@@ -33,19 +36,6 @@ TOOLS_PREAMBLE = (
 
 class RenderingError(ValueError):
     """The template does not take this conversation; the message says why."""
-
-
-class TextSample(NamedTuple):
-    """A conversation with the mask of its replies; both lists have one entry a token.
-
-    `skipped_turns` counts replies that are context only, because the template shows them otherwise in the whole
-    conversation than when they were generated (thinking dropped from the history, say).
-    """
-
-    input_ids: list[int]
-    loss_mask: list[int]
-    supervised_turns: int
-    skipped_turns: int
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
@@ -82,6 +72,23 @@ def tokenizer_fingerprint(path: Path) -> str:
         return hashlib.sha256((path / "tokenizer.json").read_bytes()).hexdigest()
     except OSError as error:
         raise UserError(f"target model {path}: tokenizer.json cannot be read: {error.strerror}") from error
+
+
+def model_fingerprint(path: Path) -> str:
+    """SHA-256 of the folder's config.json and of each weights file's name, size, first and last MiB."""
+    digest = hashlib.sha256()
+    try:
+        digest.update((path / "config.json").read_bytes())
+        for weights in sorted(path.glob("*.safetensors")):
+            size = weights.stat().st_size
+            digest.update(f"{weights.name} {size}".encode())
+            with weights.open("rb") as file:
+                digest.update(file.read(SEEN_OF_WEIGHTS))
+                file.seek(max(0, size - SEEN_OF_WEIGHTS))
+                digest.update(file.read(SEEN_OF_WEIGHTS))
+    except OSError as error:
+        raise UserError(f"target model {path}: {error.filename} cannot be read: {error.strerror}") from error
+    return digest.hexdigest()
 
 
 def template_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -122,6 +129,38 @@ def render(
     return list(ids)
 
 
+def render_text(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None = None,
+    thinking: bool | None = None,
+    *,
+    add_generation_prompt: bool = False,
+    **options: Any,
+) -> str:
+    """The text of a conversation, by default whole; its ids are those of `render`, see there.
+
+    Args:
+        options: what else the template looks at, such as `preserve_thinking`.
+
+    Raises:
+        RenderingError: the template refuses the conversation.
+    """
+    if thinking is not None:
+        options["enable_thinking"] = thinking
+    try:
+        text: Any = tokenizer.apply_chat_template(
+            list(messages),
+            tools=list(tools) if tools else None,
+            add_generation_prompt=add_generation_prompt,
+            tokenize=False,
+            **options,
+        )
+    except (TemplateError, TypeError, ValueError) as error:
+        raise RenderingError(_one_line(error)) from error
+    return str(text)
+
+
 def takes_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the template shows tools to the model; one that does not would drop them without a word."""
     return render(tokenizer, PROBE, [PROBE_TOOL]) != render(tokenizer, PROBE)
@@ -142,46 +181,6 @@ def with_tools_as_text(messages: Sequence[Message], tools: Sequence[Tool] | None
     if shown and shown[0]["role"] == "system":
         return [{"role": "system", "content": f"{shown[0]['content']}\n\n{text}"}, *shown[1:]]
     return [{"role": "system", "content": text}, *shown]
-
-
-def sample_from_conversation(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: Sequence[Message],
-    tools: Sequence[Tool] | None = None,
-    thinking: bool | None = None,
-) -> TextSample:
-    """Token ids and loss mask of a conversation that comes as text.
-
-    A reply is supervised from the first token after the generation prompt through its end-of-turn token; the
-    newline that templates put after that is never generated, so it is not. This holds only for a reply that the
-    whole conversation shows as the model would have generated it: the rendering up to it, and the rendering
-    through it, must both be beginnings of the whole, in token ids. Any other reply stays context, and is counted:
-    one whose thinking the history drops, or whose leading white space is one token with the header's newline.
-
-    Raises:
-        RenderingError: the template refuses the conversation.
-    """
-    whole = render(tokenizer, messages, tools, thinking, add_generation_prompt=False)
-    mask = [0] * len(whole)
-    special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
-    supervised = skipped = 0
-    for turn, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        before = render(tokenizer, messages[:turn], tools, thinking) if turn else []
-        through = render(tokenizer, messages[: turn + 1], tools, thinking, add_generation_prompt=False)
-        begin, end = len(before), _end_of_turn(through, special)
-        if not turn or end <= begin or whole[:begin] != before or whole[:end] != through[:end]:
-            skipped += 1
-            continue
-        mask[begin:end] = [1] * (end - begin)
-        supervised += 1
-    return TextSample(whole, mask, supervised, skipped)
-
-
-def _end_of_turn(ids: Sequence[int], special: set[int]) -> int:
-    """Index just after the last special token, which closes the turn; the whole length when there is none."""
-    return next((index + 1 for index in range(len(ids) - 1, -1, -1) if ids[index] in special), len(ids))
 
 
 def _with_calls_as_text(message: Message) -> Message:

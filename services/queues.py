@@ -4,6 +4,8 @@ A job is a dotted name and a few short strings, serialized as JSON. Every job is
 lost worker costs a retry and nothing else.
 """
 
+import hashlib
+import re
 import time
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
@@ -32,6 +34,7 @@ JOB_MODULES: dict[Stage, str] = {
     "train": "services.trainer.jobs",
 }
 
+JOB_NAME = re.compile(r"^[A-Za-z0-9_-]+$")
 RETRY_INTERVALS = [5, 30, 120]
 RESULT_TTL = 3600
 ENQUEUED_AT_ONCE = 500
@@ -72,7 +75,9 @@ def queue(stage: Stage, connection: Redis) -> Queue:
 
 
 def job_id(stage: Stage, job: str, *names: str) -> str:
-    return "--".join([stage, job, *names])
+    """The job's name in Redis. RQ takes no path, so a name of other characters than its own is a digest there."""
+    shown = (name if JOB_NAME.match(name) else hashlib.sha256(name.encode()).hexdigest()[:16] for name in names)
+    return "--".join([stage, job, *shown])
 
 
 def enqueue(stage: Stage, connection: Redis, job: str, *names: str, job_timeout: int) -> bool:

@@ -1,9 +1,9 @@
 """The records that the stages hand on, with their Arrow schemas."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 TOKEN_IDS = pa.list_(pa.int32())
+NAME = pa.dictionary(pa.int32(), pa.string())
 
-# A chunk's prompts are read without the rest of their source.
-ROW_GROUP_SIZE = 1024
+# A chunk's prompts are read by row groups, so that a source is not read as often as it has chunks.
+ROW_GROUP_SIZE = 512
 ORIGIN = "dflash.origin"
 
 # Conversations and tools differ in their fields from row to row, which no Arrow struct holds without loss
@@ -50,12 +51,18 @@ SAMPLE_SCHEMA = pa.schema(
     ]
 )
 
+# One row a sample. `supervised_tokens` are the generated ones; `model` and `template` are fingerprints.
 PROVENANCE_SCHEMA = pa.schema(
     [
         pa.field("prompt_id", pa.string(), nullable=False),
-        pa.field("source", pa.string(), nullable=False),
+        pa.field("source", NAME, nullable=False),
+        pa.field("domain", NAME, nullable=False),
+        pa.field("thinking", pa.bool_()),
+        pa.field("finish_reason", NAME),
         pa.field("tokens", pa.int32(), nullable=False),
         pa.field("supervised_tokens", pa.int32(), nullable=False),
+        pa.field("model", NAME, nullable=False),
+        pa.field("template", NAME, nullable=False),
     ]
 )
 
@@ -110,18 +117,19 @@ def write_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
 
 
 def read_prompts(path: Path, first: int = 0, count: int | None = None) -> list[Prompt]:
-    """`count` prompts from row `first` on (all of the rest by default); only their row groups are read."""
+    """`count` prompts from row `first` on (all of the rest by default)."""
+    return [Prompt(**row) for row in read_prompt_rows(path, first, count, PROMPT_SCHEMA.names).to_pylist()]
+
+
+def read_prompt_rows(path: Path, first: int, count: int | None, columns: Sequence[str]) -> pa.Table:
+    """The same as a table of some columns; only the row groups that hold those rows are read."""
     with pq.ParquetFile(path) as file:
-        end = file.metadata.num_rows if count is None else first + count
-        groups, begin, skipped = [], 0, None
-        for group in range(file.metadata.num_row_groups):
-            rows = file.metadata.row_group(group).num_rows
-            if begin < end and begin + rows > first:
-                groups.append(group)
-                skipped = begin if skipped is None else skipped
-            begin += rows
-        table = file.read_row_groups(groups).cast(PROMPT_SCHEMA)
-    return [Prompt(**row) for row in table.slice(first - (skipped or 0), count).to_pylist()]
+        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        begins = [0, *accumulate(sizes)]
+        last = begins[-1] if count is None else first + count
+        groups = [group for group, size in enumerate(sizes) if begins[group] < last and begins[group] + size > first]
+        table = file.read_row_groups(groups, columns=list(columns))
+    return table.slice(first - (begins[groups[0]] if groups else 0), count)
 
 
 def read_prompt_texts(path: Path) -> Iterator[list[str]]:

@@ -14,15 +14,19 @@
       completions/CHUNK.json          their counts, checksum and origin; its presence ends the chunk
       control.json                    whether generating is paused, and its budget
       samples/CHUNK.arrow             samples of a chunk              (records.SAMPLE_SCHEMA)
-      samples/CHUNK.provenance.parquet  where each of them came from; samples/CHUNK.json counts them
+      samples/CHUNK.provenance.arrow  where each of them came from (records.PROVENANCE_SCHEMA)
+      samples/CHUNK.json              what became of the chunk's completions
       dataset/                        the merged Hugging Face dataset, with merge.json
       train/                          checkpoints and metrics
       evaluation/NAME.json            acceptance of one checkpoint
       export/                         the drafter, as SGLang loads it
 
-Files are the truth. Each is published once, whole, and the first writer wins.
+Files are the truth. Each is published once, whole, and the first writer wins. It is written as `.NAME.*.tmp` first,
+locked by its writer: one that is not locked was left by a kill, and the next writer of the same name removes it.
 """
 
+import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -30,7 +34,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,7 +101,7 @@ class Run:
         return self.root / "samples" / f"{chunk}.arrow"
 
     def provenance(self, chunk: str) -> Path:
-        return self.root / "samples" / f"{chunk}.provenance.parquet"
+        return self.root / "samples" / f"{chunk}.provenance.arrow"
 
     def assembled(self, chunk: str) -> Path:
         return self.root / "samples" / f"{chunk}.json"
@@ -224,6 +228,7 @@ def publish(final: Path, write: Callable[[Path], None]) -> bool:
     Returns whether this call published it: False when the file was there already, which is left as it is.
     """
     if final.exists():
+        sweep(final)
         return False
     with _temporary(final) as temporary:
         write(temporary)
@@ -245,12 +250,13 @@ def publish_json(final: Path, content: dict[str, Any]) -> bool:
 def publish_folder(final: Path, fill: Callable[[Path], None]) -> bool:
     """Let `fill` write into a new folder beside `final`, then rename it to that name; the first writer wins."""
     if final.exists():
+        sweep(final)
         return False
-    with _temporary(final) as temporary:
-        temporary.mkdir()
+    with _temporary(final, folder=True) as temporary:
         fill(temporary)
         for path in temporary.rglob("*"):
-            _sync(path)
+            if not path.is_symlink():
+                _sync(path)
         try:
             temporary.rename(final)
         except OSError:
@@ -269,16 +275,52 @@ def replace_json(final: Path, content: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _temporary(final: Path) -> Iterator[Path]:
+def _temporary(final: Path, *, folder: bool = False) -> Iterator[Path]:
+    """An empty file or folder beside `final`, locked for as long as it is written to."""
     final.parent.mkdir(parents=True, exist_ok=True)
-    temporary = final.parent / f".{final.name}.{uuid.uuid4().hex}.tmp"
+    sweep(final)
+    temporary, lock = _make_locked(final, folder)
     try:
         yield temporary
     finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary)
+        _remove(temporary)
+        os.close(lock)
+
+
+def _make_locked(final: Path, folder: bool) -> tuple[Path, int]:
+    while True:
+        temporary = final.parent / f".{final.name}.{uuid.uuid4().hex}.tmp"
+        if folder:
+            temporary.mkdir()
         else:
-            temporary.unlink(missing_ok=True)
+            temporary.touch(exist_ok=False)
+        # Between making and locking it, another writer's sweep may take it for a left one.
+        with suppress(FileNotFoundError):
+            lock = os.open(temporary, os.O_RDONLY)
+            with suppress(OSError):  # a file system without locks: nothing is swept there
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if temporary.exists():
+                return temporary, lock
+            os.close(lock)
+
+
+def sweep(final: Path) -> None:
+    """Remove what killed writers of `final` left: the kernel has released their locks. Publishing does so by itself."""
+    for left in final.parent.glob(f".{glob.escape(final.name)}.*.tmp"):
+        with suppress(OSError):  # it is locked, so being written; or gone
+            lock = os.open(left, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(left)
+            finally:
+                os.close(lock)
+
+
+def _remove(temporary: Path) -> None:
+    if temporary.is_dir():
+        shutil.rmtree(temporary)
+    else:
+        temporary.unlink(missing_ok=True)
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -200,15 +200,24 @@ class GenerateSettings(Section):
 class AssembleSettings(Section):
     """How prompt and answer become a sample."""
 
-    max_length: int = Field(gt=0, description="longer samples are dropped and counted")
+    max_length: int = Field(gt=0, description="tokens of a sample")
+    over_length: Literal["drop", "keep_tail"] = Field(
+        default="drop", description="a longer sample: drop it, or keep the prompt's tail and the whole answer; counted"
+    )
     job_timeout: int = Field(default=3600, gt=0, description="seconds for one chunk")
 
 
 class MergeSettings(Section):
-    """What the new samples are merged with."""
+    """What the new samples are merged with, and which of them are left out (and counted)."""
 
     base: Path | None = Field(default=None, description="Hugging Face dataset folder of the existing corpus")
     base_source: str = Field(default="existing", description="name of the existing corpus in reports")
+    base_columns: dict[Literal["input_ids", "loss_mask", "seq_len"], str] = Field(
+        default={}, description="the corpus' own names of input_ids, loss_mask and seq_len, where they are others"
+    )
+    min_supervised_tokens: int = Field(default=2, ge=1, description="an anchor needs a token to foresee after it")
+    max_length: int | None = Field(default=None, ge=2, description="tokens of a sample; null: any")
+    verify: bool = Field(default=False, description="read the whole dataset and compare before it is published")
 
 
 class DraftSettings(Section):

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from services.ledger import check_balance, count_assembled, count_generated
 from services.runs import Run, read_json, read_settings, replace_json
+from services.stack.merge_table import mix_table
 from services.stack.plots import plot_acceptance, plot_loss
 from services.stack.stages import EVALUATED
 
@@ -68,7 +69,7 @@ def print_report(report: dict[str, Any], console: Console) -> None:
         for what in ("rejected", "failed"):
             console.print(_reasons(what, report["generated"]))
     if report["merged"]:
-        console.print(_merge_table(report["merged"]))
+        console.print(mix_table(report["merged"]))
         if dropped := report["merged"]["dropped"]:
             console.print("dropped in the merge: " + ", ".join(f"{count} {why}" for why, count in dropped.items()))
     if training := report["training"]:
@@ -163,29 +164,6 @@ def _prompts_table(report: dict[str, Any]) -> Table:
     return table
 
 
-def _merge_table(merged: dict[str, Any]) -> Table:
-    table = _table("dataset: the existing corpus and what was added", "source")
-    for column in ("samples", "%", "tokens", "%", "supervised tokens"):
-        table.add_column(column, justify="right")
-    for name, part in merged["sources"].items():
-        share = (f"{part['samples_percent']:.1f}", f"{part['tokens_percent']:.1f}")
-        counts = (f"{part['samples']:,}", share[0], f"{part['tokens']:,}", share[1], f"{part['supervised_tokens']:,}")
-        table.add_row(name, *counts)
-    table.add_section()
-    for name in ("before", "added", "after"):
-        part = merged[name]
-        growth = merged["growth_percent"] if name == "added" else {}
-        table.add_row(
-            name,
-            f"{part['samples']:,}",
-            _growth(growth.get("samples")),
-            f"{part['tokens']:,}",
-            _growth(growth.get("tokens")),
-            f"{part['supervised_tokens']:,}",
-        )
-    return table
-
-
 def _acceptance_table(acceptance: dict[str, Any]) -> Table:
     before, after = acceptance["before"], acceptance["after"]
     table = _table("acceptance length on held-out prompts", "source")
@@ -214,10 +192,6 @@ def _lengths(evaluation: dict[str, Any]) -> dict[str, float]:
 
 def _length(part: dict[str, Any]) -> str:
     return f"{part['acceptance_length']:.3f}" if part["acceptance_length"] else "-"
-
-
-def _growth(percent: float | None) -> str:
-    return f"+{percent:.1f}" if percent is not None else ""
 
 
 def _table(title: str, first: str) -> Table:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from services.errors import UserError
 from services.ledger import GenerateCounter, count_assembled, read_chunks, total
-from services.queues import Stage
+from services.queues import Stage, enqueue, job_id, job_state
 from services.runs import Run, read_json
 from services.settings import Settings
 from services.stack.reconcile import check_not_paused, reconcile, submitted_chunks
@@ -91,6 +91,26 @@ def submit(run: Run, settings: Settings, operator: Operator, wait: bool = True) 
 def merge(run: Run, operator: Operator, wait: bool = True) -> None:
     """One dataset of the existing corpus and the run's samples."""
     carry_out(_single("merge", "merge", "merge", run, run.merged, MERGE_TIMEOUT, unit="dataset"), operator, wait)
+
+
+def merge_into(
+    dataset: Path, base: Path | None, runs: list[Run], operator: Operator, verify: bool, wait: bool = True
+) -> None:
+    """A dataset of its own, of a base and of what runs add to it."""
+    inputs = (str(base.absolute()) if base else "", "verify" if verify else "")
+    names = (str(dataset.absolute()), *inputs, *(run.name for run in runs))
+    enqueue("merge", operator.connection, "merge_into", *names, job_timeout=MERGE_TIMEOUT)
+    job = job_id("merge", "merge_into", *names)
+
+    def missing() -> list[tuple[str, ...]]:
+        # Its folder may have been there before: only the job knows whether it is of these inputs.
+        return [] if job_state(job, operator.connection).state == "finished" else [names]
+
+    def standing() -> Standing:
+        return Standing(int((dataset / "merge.json").is_file()), 1, "dataset")
+
+    if wait:
+        wait_for(Work("merge", "merge", "merge_into", missing, MERGE_TIMEOUT, standing), operator)
 
 
 def train(run: Run, settings: Settings, operator: Operator, wait: bool = True) -> None:

@@ -1,10 +1,16 @@
-"""One chunk of answers becomes samples: prompt ids and generated ids, as they were, with a mask of 0s and 1s."""
+"""One chunk of answers becomes samples: prompt ids and generated ids, as they were, with a mask of 0s and 1s.
+
+What the template supplied before the reply, such as Qwen3.6's `<think>\\n`, is part of the prompt's ids and so never
+supervised; the end-of-turn token is the last generated id and so is.
+"""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
@@ -12,20 +18,17 @@ import structlog
 from services import chat
 from services.errors import UserError
 from services.ledger import check_balance, find_chunk
-from services.records import (
-    PROVENANCE_SCHEMA,
-    SAMPLE_SCHEMA,
-    Chunk,
-    Completion,
-    Prompt,
-    read_completions,
-    read_prompts,
-)
+from services.records import PROVENANCE_SCHEMA, SAMPLE_SCHEMA, read_prompt_rows
 from services.runs import Run, publish, publish_json, read_json
-from services.settings import Settings
+from services.settings import AssembleSettings, Settings
 from services.target import vocabulary_size
 
+# Rows are written in batches that 32-bit list offsets hold with ease.
+TOKENS_A_BATCH = 2**24
+
 log = structlog.get_logger()
+
+TokenIds = npt.NDArray[np.int32]
 
 
 @dataclass
@@ -33,7 +36,8 @@ class ChunkCounts:
     """What became of a chunk's completions.
 
     `completions` = `completed` + `rejected` + `failed`, and `completed` = `samples` + `dropped`. `truncated` are the
-    samples whose answer reached the token limit, so that they end without an end-of-turn token.
+    samples whose answer reached the token limit, so that they end without an end-of-turn token; `shortened` those
+    whose prompt lost its beginning.
     """
 
     chunk: str
@@ -45,17 +49,31 @@ class ChunkCounts:
     samples: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     truncated: int = 0
+    shortened: int = 0
     tokens: int = 0
     supervised_tokens: int = 0
 
 
-@dataclass(frozen=True)
-class Sample:
-    """`input_ids` are the prompt's ids, then `supervised` generated ones."""
+class TokenLists(NamedTuple):
+    """Lists of token ids, end to end: list i is `values[ends[i] - lengths[i] : ends[i]]`."""
 
-    prompt_id: str
-    input_ids: list[int]
-    supervised: int
+    values: TokenIds
+    lengths: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+
+    def last(self, row: int, count: int) -> TokenIds:
+        """The last `count` ids of a row."""
+        end = int(self.ends[row])
+        return self.values[end - count : end]
+
+
+class Kept(NamedTuple):
+    """A sample to be: a row of the prompts and one of the completions, and how many ids of each it takes."""
+
+    prompt: int
+    completion: int
+    prompt_tokens: int
+    generated_tokens: int
 
 
 def assemble_chunk(run: Run, settings: Settings, chunk_name: str) -> None:
@@ -71,64 +89,116 @@ def assemble_chunk(run: Run, settings: Settings, chunk_name: str) -> None:
     path = run.completions(chunk_name)
     if not path.is_file():
         raise UserError(f"chunk {chunk_name} of run {run.name} has no {path}; it is not generated yet")
-    vocabulary = _checked_vocabulary(run, settings.target.path)
-    prompts = read_prompts(run.prompts(chunk.source), chunk.first, chunk.count)
-    completions = read_completions(path)
+    prepared = _checked_preparation(run, settings.target.path)
+    prompts = read_prompt_rows(run.prompts(chunk.source), chunk.first, chunk.count, ["prompt_id", "input_ids"])
+    completions = pq.read_table(path, columns=["prompt_id", "status", "finish_reason", "output_ids"])
     _check_prompts(path, prompts, completions)
-    samples, counts = make_samples(chunk, prompts, completions, settings.assemble.max_length)
-    _check_ids(path, samples, vocabulary)
-    publish(run.samples(chunk_name), lambda temporary: _write_samples(temporary, samples))
-    publish(run.provenance(chunk_name), lambda temporary: _write_provenance(temporary, samples, chunk.source))
+    counts = ChunkCounts(chunk.chunk, chunk.source)
+    kept = choose(prompts, completions, settings.assemble, counts)
+    samples = join(prompts, completions, kept)
+    _check_ids(path, samples, prompts, kept, vocabulary_size(settings.target.path))
+    domain = next(source.domain for source in settings.sources if source.name == chunk.source)
+    origin = {
+        "source": chunk.source,
+        "domain": domain,
+        "thinking": prepared.get("thinking"),
+        "model": chat.model_fingerprint(settings.target.path),
+        "template": prepared["template"],
+    }
+    provenance = _provenance(prompts, completions, kept, origin)
+    publish(run.samples(chunk_name), lambda temporary: _write(temporary, SAMPLE_SCHEMA, samples))
+    publish(run.provenance(chunk_name), lambda temporary: _write(temporary, PROVENANCE_SCHEMA, [provenance]))
     if publish_json(run.assembled(chunk_name), vars(counts)):
         log.info("assembled", run=run.name, chunk=chunk_name, samples=counts.samples, tokens=counts.tokens)
 
 
-def make_samples(
-    chunk: Chunk, prompts: Sequence[Prompt], completions: Sequence[Completion], max_length: int
-) -> tuple[list[Sample], ChunkCounts]:
-    """Samples in the order of the prompts, and the account of all completions."""
-    by_prompt = {completion.prompt_id: completion for completion in completions}
-    counts = ChunkCounts(chunk.chunk, chunk.source, completions=len(completions))
-    samples = []
-    for prompt in prompts:
-        completion = by_prompt[prompt.prompt_id]
-        if completion.status == "rejected":
+def choose(prompts: pa.Table, completions: pa.Table, settings: AssembleSettings, counts: ChunkCounts) -> list[Kept]:
+    """Which completions become samples, in the order of the prompts; `counts` gets the account of all of them."""
+    row_of = {name: row for row, name in enumerate(completions["prompt_id"].to_pylist())}
+    statuses, finish_reasons = (completions[name].to_pylist() for name in ("status", "finish_reason"))
+    prompt_tokens, generated_tokens = _lengths(prompts["input_ids"]), _lengths(completions["output_ids"])
+    counts.completions = len(statuses)
+    kept = []
+    for prompt, name in enumerate(prompts["prompt_id"].to_pylist()):
+        completion = row_of[name]
+        if statuses[completion] == "rejected":
             counts.rejected += 1
             continue
-        if completion.status == "failed":
+        if statuses[completion] == "failed":
             counts.failed += 1
             continue
         counts.completed += 1
-        input_ids = prompt.input_ids + completion.output_ids
-        if not completion.output_ids:
+        generated = int(generated_tokens[completion])
+        room = settings.max_length - generated
+        asked = int(prompt_tokens[prompt])
+        if not generated:
             counts.dropped["no_supervised_token"] += 1
-        elif len(input_ids) > max_length:
+        elif asked > room and (settings.over_length == "drop" or room < 1):
             counts.dropped["over_length"] += 1
         else:
-            samples.append(Sample(prompt.prompt_id, input_ids, len(completion.output_ids)))
-            counts.truncated += completion.finish_reason == "length"
-    counts.samples = len(samples)
-    counts.tokens = sum(len(sample.input_ids) for sample in samples)
-    counts.supervised_tokens = sum(sample.supervised for sample in samples)
-    statuses = {"completed": counts.completed, "rejected": counts.rejected, "failed": counts.failed}
-    check_balance(f"chunk {chunk.chunk}", counts.completions, statuses)
-    check_balance(f"chunk {chunk.chunk}", counts.completed, {"samples": counts.samples, **counts.dropped})
-    return samples, counts
+            kept.append(Kept(prompt, completion, min(asked, room), generated))
+            counts.shortened += asked > room
+            counts.truncated += finish_reasons[completion] == "length"
+    counts.samples = len(kept)
+    counts.tokens = sum(sample.prompt_tokens + sample.generated_tokens for sample in kept)
+    counts.supervised_tokens = sum(sample.generated_tokens for sample in kept)
+    statuses_counted = {"completed": counts.completed, "rejected": counts.rejected, "failed": counts.failed}
+    check_balance(f"chunk {counts.chunk}", counts.completions, statuses_counted)
+    check_balance(f"chunk {counts.chunk}", counts.completed, {"samples": counts.samples, **counts.dropped})
+    return kept
 
 
-def _checked_vocabulary(run: Run, target: Path) -> int:
+def join(prompts: pa.Table, completions: pa.Table, kept: list[Kept]) -> list[pa.RecordBatch]:
+    """Samples of `SAMPLE_SCHEMA`: the prompt's last ids with mask 0, then the generated ids with mask 1."""
+    asked, generated = _token_lists(prompts["input_ids"]), _token_lists(completions["output_ids"])
+    batches = []
+    begin = tokens = 0
+    for row, sample in enumerate(kept):
+        tokens += sample.prompt_tokens + sample.generated_tokens
+        if tokens >= TOKENS_A_BATCH or row + 1 == len(kept):
+            batches.append(_join_batch(asked, generated, kept[begin : row + 1]))
+            begin, tokens = row + 1, 0
+    return batches
+
+
+def _join_batch(asked: TokenLists, generated: TokenLists, kept: list[Kept]) -> pa.RecordBatch:
+    lengths = np.array([sample.prompt_tokens + sample.generated_tokens for sample in kept], dtype=np.int32)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    ids = np.empty(offsets[-1], dtype=np.int32)
+    mask = np.zeros(offsets[-1], dtype=np.int8)
+    for begin, end, sample in zip(offsets[:-1].tolist(), offsets[1:].tolist(), kept, strict=True):
+        reply = begin + sample.prompt_tokens
+        ids[begin:reply] = asked.last(sample.prompt, sample.prompt_tokens)
+        ids[reply:end] = generated.last(sample.completion, sample.generated_tokens)
+        mask[reply:end] = 1
+    columns = [pa.ListArray.from_arrays(offsets, values) for values in (ids, mask)]
+    return pa.RecordBatch.from_arrays([*columns, pa.array(lengths)], schema=SAMPLE_SCHEMA)
+
+
+def _token_lists(column: pa.ChunkedArray) -> TokenLists:
+    array = column.combine_chunks()
+    lengths = _lengths(column)
+    return TokenLists(array.flatten().to_numpy(), lengths, np.cumsum(lengths))
+
+
+def _lengths(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    lengths: npt.NDArray[np.int64] = column.combine_chunks().value_lengths().to_numpy().astype(np.int64)
+    return lengths
+
+
+def _checked_preparation(run: Run, target: Path) -> dict[str, Any]:
     prepared = read_json(run.prepared)
     if chat.tokenizer_fingerprint(target) != prepared["tokenizer"]:
         raise UserError(
             f"target model {target}: its tokenizer is not the one that run {run.name} was prepared with; "
             "put that model back, or begin a new run"
         )
-    return vocabulary_size(target)
+    return prepared
 
 
-def _check_prompts(path: Path, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> None:
-    asked = {prompt.prompt_id for prompt in prompts}
-    answered = Counter(completion.prompt_id for completion in completions)
+def _check_prompts(path: Path, prompts: pa.Table, completions: pa.Table) -> None:
+    asked = set(prompts["prompt_id"].to_pylist())
+    answered = Counter(completions["prompt_id"].to_pylist())
     if strange := answered.keys() - asked:
         raise UserError(f"{path}: prompt {min(strange)} is not of this chunk; the run's files disagree")
     if missing := asked - answered.keys():
@@ -137,36 +207,40 @@ def _check_prompts(path: Path, prompts: Sequence[Prompt], completions: Sequence[
         raise UserError(f"{path}: prompt {answered.most_common(1)[0][0]} is answered twice; the run's files disagree")
 
 
-def _check_ids(path: Path, samples: Sequence[Sample], vocabulary: int) -> None:
-    for sample in samples:
-        if min(sample.input_ids) < 0 or max(sample.input_ids) >= vocabulary:
+def _check_ids(path: Path, samples: list[pa.RecordBatch], prompts: pa.Table, kept: list[Kept], vocabulary: int) -> None:
+    first = 0
+    for batch in samples:
+        ids = batch.column("input_ids")
+        values: TokenIds = ids.values.to_numpy()
+        if values.min() < 0 or values.max() >= vocabulary:
+            outside = int(np.flatnonzero((values < 0) | (values >= vocabulary))[0])
+            row = int(np.searchsorted(ids.offsets.to_numpy(), outside, side="right")) - 1
+            prompt = prompts["prompt_id"][kept[first + row].prompt].as_py()
             raise UserError(
-                f"{path}: the sample of prompt {sample.prompt_id} has an id outside the vocabulary of {vocabulary}; "
-                "the answers come from another model than target.path"
+                f"{path}: the sample of prompt {prompt} has an id outside the vocabulary of {vocabulary} "
+                f"({values[outside]}); the answers come from another model than target.path"
             )
+        first += batch.num_rows
 
 
-def _write_samples(path: Path, samples: Sequence[Sample]) -> None:
-    rows = [
-        {
-            "input_ids": sample.input_ids,
-            "loss_mask": [0] * (len(sample.input_ids) - sample.supervised) + [1] * sample.supervised,
-            "seq_len": len(sample.input_ids),
-        }
-        for sample in samples
-    ]
-    with pa.ipc.new_stream(str(path), SAMPLE_SCHEMA) as writer:
-        writer.write_table(pa.Table.from_pylist(rows, schema=SAMPLE_SCHEMA))
+def _write(path: Path, schema: pa.Schema, batches: list[pa.RecordBatch]) -> None:
+    with pa.ipc.new_stream(str(path), schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
 
 
-def _write_provenance(path: Path, samples: Sequence[Sample], source: str) -> None:
-    rows = [
-        {
-            "prompt_id": sample.prompt_id,
-            "source": source,
-            "tokens": len(sample.input_ids),
-            "supervised_tokens": sample.supervised,
-        }
-        for sample in samples
-    ]
-    pq.write_table(pa.Table.from_pylist(rows, schema=PROVENANCE_SCHEMA), path, compression="zstd")
+def _provenance(
+    prompts: pa.Table, completions: pa.Table, kept: list[Kept], origin: dict[str, str | bool | None]
+) -> pa.RecordBatch:
+    """One row of `PROVENANCE_SCHEMA` a sample; `origin` is what all samples of the chunk have in common."""
+    prompt_rows = pa.array([sample.prompt for sample in kept], pa.int64())
+    completion_rows = pa.array([sample.completion for sample in kept], pa.int64())
+    columns = {
+        **{name: [value] * len(kept) for name, value in origin.items()},
+        "prompt_id": prompts["prompt_id"].take(prompt_rows).to_pylist(),
+        "finish_reason": completions["finish_reason"].take(completion_rows).to_pylist(),
+        "tokens": [sample.prompt_tokens + sample.generated_tokens for sample in kept],
+        "supervised_tokens": [sample.generated_tokens for sample in kept],
+    }
+    arrays = [pa.array(columns[field.name], field.type) for field in PROVENANCE_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=PROVENANCE_SCHEMA)

@@ -1,6 +1,6 @@
-"""Make a corpus of samples from conversations that come as text: one JSON object {"messages": [...]} a line.
+"""Make a corpus of samples from conversations that come as text: rows of JSONL or Parquet with `messages`.
 
-python -m services.tokenizer.corpus CONVERSATIONS.jsonl TARGET OUTPUT
+python -m services.tokenizer.corpus CONVERSATIONS TARGET OUTPUT
 """
 
 import hashlib
@@ -10,57 +10,96 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, cast, get_args
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import typer
-from transformers import PreTrainedTokenizerBase
 
 from services import chat
+from services.dataset_folder import write_shards, write_state
 from services.errors import UserError
 from services.ledger import check_balance
 from services.records import SAMPLE_SCHEMA
 from services.runs import publish_folder, publish_json, read_json
-from services.tokenizer.dataset_folder import write_shards, write_state
+from services.tokenizer.conversations import NoConversationError, read_conversation
+from services.tokenizer.replies import RejectedError, ReplyFinder, TextRow, Thinking
 
 ROWS_A_BATCH = 1000
+
+OverLength = Literal["drop", "keep_tail"]
 
 
 @dataclass
 class CorpusCounts:
-    """What became of every line: `read` = `samples` + `dropped`.
+    """What became of every row: `read` = `conversations` + `dropped`.
 
-    `skipped_turns` are replies in samples that are context only (`chat.TextSample`).
+    A conversation gives one sample or, when its history changes between renderings and the policy says so, several:
+    `samples` = `conversations` + `split`. `skipped` are replies in them that are context only, by reason
+    (`replies.ReplyFinder.rows`); `shortened` are samples that lost their beginning.
     """
 
     read: int = 0
+    conversations: int = 0
     samples: int = 0
+    split: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    shortened: int = 0
+    over_length_rows: int = 0
     tokens: int = 0
     supervised_tokens: int = 0
-    skipped_turns: int = 0
+    supervised_turns: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long a sample may be, and what becomes of a longer one."""
+
+    limit: int | None = None
+    over: OverLength = "drop"
+
+    def fit(self, row: TextRow) -> TextRow | None:
+        """The row, or its tail; None when it has to go.
+
+        A reply that would lose its beginning is context then. The last one is kept whole, with a token before it.
+        """
+        if self.limit is None or len(row.input_ids) <= self.limit:
+            return row
+        cut = len(row.input_ids) - self.limit
+        mask = row.loss_mask[cut:]
+        if self.over == "drop":
+            return None
+        if row.loss_mask[cut - 1] and mask[0]:
+            lost = mask.index(0) if 0 in mask else len(mask)
+            mask[:lost] = [0] * lost
+        return TextRow(row.input_ids[cut:], mask, row.supervised) if any(mask) and not mask[0] else None
 
 
 def build_corpus(
-    conversations: Path, tokenizer: PreTrainedTokenizerBase, output: Path, max_length: int | None = None
+    conversations: Path, finder: ReplyFinder, output: Path, length: Length = Length(), **notes: str
 ) -> dict[str, Any]:
     """Publish a dataset folder, with corpus.json in it, and return that; a folder that is there is left as it is.
 
+    Args:
+        conversations: JSONL, or Parquet; see `conversations.read_conversation` for the rows.
+        notes: what else corpus.json is to say.
+
     Raises:
-        UserError: there is no such file, no line of it gives a sample, or `output` is something else.
+        UserError: there is no such file, no row of it gives a sample, or `output` is something else.
     """
     if not conversations.is_file():
         raise UserError(f"conversations {conversations}: there is no such file")
     record = output / "corpus.json"
     if output.exists() and not record.is_file():
         raise UserError(f"{output} is there, but is no corpus made here (it has no {record.name}); name another folder")
-    publish_folder(output, lambda folder: _fill(folder, conversations, tokenizer, max_length))
+    publish_folder(output, lambda folder: _fill(folder, conversations, finder, length, notes))
     return read_json(record)
 
 
-def _fill(folder: Path, conversations: Path, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> None:
+def _fill(folder: Path, conversations: Path, finder: ReplyFinder, length: Length, notes: dict[str, str]) -> None:
     counts = CorpusCounts()
-    rows = _samples(conversations, tokenizer, max_length, counts)
+    rows = _samples(conversations, finder, length, counts)
     digest = hashlib.sha256()
 
     def tables() -> Iterator[pa.Table]:
@@ -69,69 +108,109 @@ def _fill(folder: Path, conversations: Path, tokenizer: PreTrainedTokenizerBase,
             yield pa.Table.from_pylist(batch, schema=SAMPLE_SCHEMA)
 
     shards = write_shards(folder, SAMPLE_SCHEMA, tables())
-    check_balance(f"{conversations}", counts.read, {"samples": counts.samples, **counts.dropped})
+    counts.skipped = finder.skipped
+    check_balance(f"{conversations}", counts.read, {"conversations": counts.conversations, **counts.dropped})
+    check_balance(f"{conversations}", counts.samples, {"conversations": counts.conversations, "split": counts.split})
     if not counts.samples:
         raise UserError(
-            f"conversations {conversations}: none of {counts.read} lines gives a sample ({dict(counts.dropped)}); "
+            f"conversations {conversations}: none of {counts.read} rows gives a sample ({dict(counts.dropped)}); "
             'each has to be {"messages": [{"role": ..., "content": ...}, ...]} with a reply of the assistant'
         )
     write_state(folder, shards, digest.hexdigest()[:16])
-    publish_json(folder / "corpus.json", vars(counts))
+    publish_json(folder / "corpus.json", {**notes, **vars(counts)})
 
 
-def _samples(
-    path: Path, tokenizer: PreTrainedTokenizerBase, max_length: int | None, counts: CorpusCounts
-) -> Iterator[dict[str, Any]]:
+def _samples(path: Path, finder: ReplyFinder, length: Length, counts: CorpusCounts) -> Iterator[dict[str, Any]]:
+    for read in _read_rows(path):
+        counts.read += 1
+        try:
+            if read is None:
+                raise NoConversationError("no_conversation")
+            rows = finder.rows(*read_conversation(read))
+        except chat.RenderingError:
+            counts.dropped["template_refused"] += 1
+            continue
+        except (NoConversationError, RejectedError) as error:
+            counts.dropped[str(error)] += 1
+            continue
+        if not rows:
+            counts.dropped["no_supervised_token"] += 1
+            continue
+        fitting = [(row, fitted) for row in rows if (fitted := length.fit(row)) is not None]
+        if not fitting:
+            counts.dropped["over_length"] += 1
+            continue
+        counts.conversations += 1
+        counts.over_length_rows += len(rows) - len(fitting)
+        counts.split += len(fitting) - 1
+        for row, fitted in fitting:
+            counts.shortened += len(fitted.input_ids) < len(row.input_ids)
+            counts.samples += 1
+            counts.tokens += len(fitted.input_ids)
+            counts.supervised_tokens += sum(fitted.loss_mask)
+            counts.supervised_turns += len(fitted.supervised)
+            yield {
+                "input_ids": fitted.input_ids,
+                "loss_mask": fitted.loss_mask,
+                "seq_len": len(fitted.input_ids),
+            }
+
+
+def _read_rows(path: Path) -> Iterator[dict[str, Any] | None]:
+    """The rows of a file; None for a line that is no JSON object."""
+    if path.suffix == ".parquet":
+        try:
+            with pq.ParquetFile(path) as file:
+                columns = [name for name in ("messages", "conversations", "tools") if name in file.schema_arrow.names]
+                for batch in file.iter_batches(batch_size=ROWS_A_BATCH, columns=columns):
+                    yield from batch.to_pylist()
+        except (OSError, pa.ArrowInvalid) as error:
+            raise UserError(f"conversations {path} cannot be read: {' '.join(str(error).split())}") from error
+        return
     with path.open("rb") as lines:
         for line in lines:
-            counts.read += 1
             try:
-                sample = chat.sample_from_conversation(tokenizer, _messages(line))
-            except chat.RenderingError:
-                counts.dropped["template_refused"] += 1
-            except (ValueError, LookupError, TypeError):
-                counts.dropped["no_conversation"] += 1
-            else:
-                if not sample.supervised_turns:
-                    counts.dropped["no_supervised_token"] += 1
-                elif max_length is not None and len(sample.input_ids) > max_length:
-                    counts.dropped["over_length"] += 1
-                else:
-                    counts.samples += 1
-                    counts.tokens += len(sample.input_ids)
-                    counts.supervised_tokens += sum(sample.loss_mask)
-                    counts.skipped_turns += sample.skipped_turns
-                    yield {
-                        "input_ids": sample.input_ids,
-                        "loss_mask": sample.loss_mask,
-                        "seq_len": len(sample.input_ids),
-                    }
-
-
-def _messages(line: bytes) -> list[chat.Message]:
-    """The messages of a line; raises ValueError, LookupError or TypeError when they are none."""
-    messages = json.loads(line.decode("utf-8"))["messages"]
-    if not messages or not all(isinstance(message[key], str) for message in messages for key in ("role", "content")):
-        raise ValueError("a message is no role and content")
-    return list(messages)
+                row = json.loads(line.decode("utf-8"))
+            except ValueError:
+                row = None
+            yield row if isinstance(row, dict) else None
 
 
 def main(
-    conversations: Annotated[Path, typer.Argument(help='JSONL, {"messages": [...]} a line')],
+    conversations: Annotated[Path, typer.Argument(help='JSONL or Parquet, {"messages": [...]} a row')],
     target: Annotated[Path, typer.Argument(help="the target's Hugging Face folder")],
     output: Annotated[Path, typer.Argument(help="the dataset folder to make")],
-    max_length: Annotated[int | None, typer.Option(min=1, help="drop longer samples, in tokens")] = None,
+    max_length: Annotated[int | None, typer.Option(min=2, help="tokens of a sample")] = None,
+    over_length: Annotated[str, typer.Option(help="a longer sample: drop, or keep_tail")] = "drop",
+    thinking: Annotated[
+        str, typer.Option(help="of the history: last_turn, one_row_per_turn or preserve; see docs/data.md")
+    ] = "last_turn",
+    exact: Annotated[bool, typer.Option("--exact", help="measure every conversation, and not each layout")] = False,
 ) -> None:
     """Make a dataset of input_ids, loss_mask and seq_len from conversations."""
     try:
-        counts = build_corpus(conversations, chat.load_tokenizer(target), output, max_length)
+        for name, given, known in (
+            ("--over-length", over_length, get_args(OverLength)),
+            ("--thinking", thinking, get_args(Thinking)),
+        ):
+            if given not in known:
+                raise UserError(f"{name} {given}: there are {', '.join(known)}")
+        tokenizer = chat.load_tokenizer(target)
+        finder = ReplyFinder(tokenizer, cast(Thinking, thinking), exact=exact)
+        notes = {"tokenizer": chat.tokenizer_fingerprint(target), "template": chat.template_fingerprint(tokenizer)}
+        length = Length(max_length, cast(OverLength, over_length))
+        counts = build_corpus(conversations, finder, output, length, thinking=thinking, **notes)
     except UserError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
-    dropped = ", ".join(f"{count} {reason}" for reason, count in counts["dropped"].items()) or "none"
+    told = {
+        name: ", ".join(f"{count} {reason}" for reason, count in counts[name].items()) or "none"
+        for name in ("dropped", "skipped")
+    }
     typer.echo(
-        f"{output}: {counts['samples']} samples of {counts['read']} conversations (dropped: {dropped}), "
-        f"{counts['tokens']} tokens, {counts['supervised_tokens']} of them supervised"
+        f"{output}: {counts['samples']} samples of {counts['read']} conversations (dropped: {told['dropped']}), "
+        f"{counts['tokens']} tokens, {counts['supervised_tokens']} of them supervised; replies that are context only: "
+        f"{told['skipped']}"
     )
 
 

@@ -1,32 +1,27 @@
-"""Merge a run's samples with an existing corpus: its shards are linked and never written to."""
+"""Merge the samples of runs with an existing corpus into one dataset: its shards are linked and never written to."""
 
 import hashlib
-import os
 import shutil
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import structlog
 
+from services.dataset_folder import ShardWriter, index_path, open_dataset, provenance_path, write_state
 from services.errors import UserError
-from services.ledger import check_balance, read_chunks
-from services.records import SAMPLE_SCHEMA, Chunk
+from services.records import PROVENANCE_SCHEMA, SAMPLE_SCHEMA
 from services.runs import Run, publish_folder, publish_json, read_json
-from services.settings import Settings
-from services.tokenizer.dataset_folder import (
-    DatasetFolder,
-    describe,
-    open_dataset,
-    read_batches,
-    shard_name,
-    write_shards,
-    write_state,
-)
-from services.tokenizer.sample_rows import check_columns, contents, examine
+from services.sample_rows import Totals, read_totals
+from services.settings import MergeSettings, Settings
+from services.tokenizer.account import account, check_totals
+from services.tokenizer.base import MERGE_RECORD, Base, BasePart, add_base, find_indexes, open_base
+from services.tokenizer.content_index import Digests, write_index
+from services.tokenizer.new_samples import AssembledChunk, NewRows, Selection, assembled_chunks, read_groups
 
 # Room for state, indices and whatever else is written meanwhile.
 SPARE_BYTES = 64 * 2**20
@@ -34,223 +29,206 @@ SPARE_BYTES = 64 * 2**20
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True)
+class Plan:
+    """A merge that can be done: everything that it needs is there and fits together."""
+
+    runs: dict[str, Run]
+    chunks: dict[str, list[AssembledChunk]]
+    prepared: dict[str, Any]
+    base: Base | None
+    indexes: list[Path]
+    settings: MergeSettings
+    target: Path
+    inputs: dict[str, Any]
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.base.schema if self.base else SAMPLE_SCHEMA
+
+    @property
+    def vocabulary(self) -> int | None:
+        size: int | None = self.prepared.get("vocabulary_size")
+        return size
+
+
 @dataclass
-class Size:
-    """How much a set of samples is."""
+class _ShardParts:
+    """What is written about a new shard when it is full."""
 
-    samples: int = 0
-    tokens: int = 0
-    supervised_tokens: int = 0
+    digests: list[Digests] = field(default_factory=list)
+    provenance: list[pa.Table] = field(default_factory=list)
+    totals: Totals = field(default_factory=Totals)
 
-    def add(self, samples: int, tokens: int, supervised_tokens: int) -> None:
-        self.samples += samples
-        self.tokens += tokens
-        self.supervised_tokens += supervised_tokens
-
-
-@dataclass
-class SourceSize(Size):
-    """What one source adds: `assembled` = `samples` + `dropped` (`duplicate`: of another new one; `in_base`)."""
-
-    assembled: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-
-
-class Base(NamedTuple):
-    """The existing corpus, read through once; `known` are those new samples that it has already."""
-
-    folder: DatasetFolder
-    size: Size
-    known: set[bytes]
+    def add(self, rows: NewRows) -> None:
+        self.digests.append(rows.digests)
+        self.provenance.append(rows.provenance)
+        self.totals.include(rows.totals)
 
 
 def merge_run(run: Run, settings: Settings) -> dict[str, Any]:
-    """Publish the run's dataset, with merge.json in it, and return that; a dataset that is there is left as it is.
-
-    Raises:
-        UserError: chunks are not assembled, the existing corpus is no corpus of samples, or the disk is too small.
-    """
+    """Publish the dataset of a run and of the corpus that its settings name; see `merge_runs`."""
     if run.merged.is_file():
         return read_json(run.merged)
-    if run.dataset.exists():
-        raise UserError(f"{run.dataset} is there, but no merge made it (it has no {run.merged.name}); move it away")
-    chunks = _assembled(run)
-    folder = open_dataset(settings.merge.base) if settings.merge.base else None
-    if folder:
-        check_columns(folder.schema, where=f"corpus {folder.path}")
-    schema = folder.schema if folder else SAMPLE_SCHEMA
-    new = {content for chunk in chunks for batch in _new_batches(run, chunk, schema) for content in contents(batch)}
-    if not new:
-        raise UserError(f"run {run.name} has not one sample to merge; `dflash-stack status` tells what became of them")
-    base = _read_base(folder, new) if folder else None
-    _check_disk(run, chunks, base, schema)
-    publish_folder(run.dataset, lambda temporary: _fill(temporary, run, settings, chunks, base, schema))
-    content = read_json(run.merged)
-    log.info("merged", run=run.name, **content["after"])
+    return merge_runs([run], settings.merge.base, run.dataset, settings, settings.merge.verify)
+
+
+def merge_runs(
+    runs: Sequence[Run], base: Path | None, dataset: Path, settings: Settings, verify: bool
+) -> dict[str, Any]:
+    """Publish a dataset of a corpus and what runs add to it, with merge.json in it, and return that.
+
+    A dataset of the same inputs that is there is left as it is, and read through if `verify` says so.
+
+    Args:
+        runs: in the order in which their samples follow; for one that two of them have, the first counts.
+        base: the existing corpus; it is never written to. None: there is none.
+        dataset: the folder to make. Removing it undoes the merge.
+        settings: `merge` says what is left out; `target` is noted for `inspect`.
+        verify: read the whole dataset and compare with the account, before it is published.
+
+    Raises:
+        UserError: the inputs do not fit together, chunks are not assembled, the disk is too small, `dataset` is
+            something else, or what was read is not what was counted.
+    """
+    record = dataset / MERGE_RECORD
+    names = [run.name for run in runs]
+    inputs = {"base": str(base.absolute()) if base else None, "runs": names}
+    if doubled := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"run {doubled[0]} is named twice; name each run once")
+    if record.is_file():
+        return _existing(record, inputs, verify)
+    if dataset.exists():
+        raise UserError(f"{dataset} is there, but no merge made it (it has no {record.name}); move it away")
+    plan = _plan(runs, base, settings, inputs)
+    _check_disk(plan, dataset.parent)
+    publish_folder(dataset, lambda folder: _fill(folder, plan, verify))
+    content = read_json(record)
+    log.info("merged", dataset=str(dataset), **{name: content["after"][name] for name in ("samples", "tokens")})
     return content
 
 
-def _fill(
-    folder: Path, run: Run, settings: Settings, chunks: Sequence[Chunk], base: Base | None, schema: pa.Schema
-) -> None:
-    """Make the whole dataset in an empty folder."""
-    shards, how = _link(base.folder.shards, folder) if base else ([], None)
-    # New content, new fingerprint; the same content has the same.
-    digest = hashlib.sha256(f"{base.folder.fingerprint or base.folder.path}".encode() if base else b"")
-    known = set(base.known) if base else set()
-    sources: dict[str, SourceSize] = {}
-
-    def new_tables() -> Iterator[pa.Table]:
-        for chunk in chunks:
-            size = sources.setdefault(chunk.source, SourceSize())
-            for batch in _new_batches(run, chunk, schema):
-                names = list(contents(batch))
-                kept = _new_rows(names, known, base.known if base else set(), size)
-                digest.update(b"".join(names[row] for row in kept))
-                rows = examine(batch)
-                size.add(len(kept), int(rows.tokens[kept].sum()), int(rows.supervised[kept].sum()))
-                yield pa.Table.from_batches([batch.take(pa.array(kept, pa.int64()))], schema=schema)
-
-    shards += write_shards(folder, schema, new_tables(), first=len(shards))
-    fingerprint = digest.hexdigest()[:16]
-    write_state(folder, shards, fingerprint)
-    publish_json(folder / run.merged.name, _account(run, settings, base, how, sources, fingerprint))
-
-
-def _new_rows(names: Sequence[bytes], known: set[bytes], in_base: set[bytes], size: SourceSize) -> list[int]:
-    """The rows whose content is not known yet, which makes them known; the others are counted."""
-    kept = []
-    for row, name in enumerate(names):
-        if name not in known:
-            known.add(name)
-            kept.append(row)
-        else:
-            size.dropped["in_base" if name in in_base else "duplicate"] += 1
-    size.assembled += len(names)
-    return kept
-
-
-def _assembled(run: Run) -> list[Chunk]:
-    chunks = read_chunks(run)
-    if not chunks:
-        raise UserError(f"run {run.name} has no chunks; enqueue with `dflash-stack submit`")
-    missing = [chunk.chunk for chunk in chunks if not run.assembled(chunk.chunk).is_file()]
-    if missing:
-        raise UserError(
-            f"run {run.name}: {len(missing)} of {len(chunks)} chunks are not assembled ({missing[0]} is the first); "
-            "wait for them (`dflash-stack status`), or enqueue them again with `dflash-stack submit`"
-        )
-    return chunks
-
-
-def _new_batches(run: Run, chunk: Chunk, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The chunk's samples in the corpus' own types."""
-    path = run.samples(chunk.chunk)
-    for batch in read_batches(path):
-        try:
-            columns = [batch.column(field.name).cast(field.type) for field in schema]
-        except pa.ArrowInvalid as error:
-            raise UserError(
-                f"{path}: its samples do not fit the corpus' columns {describe(schema)} ({error}); "
-                "save the corpus anew with wider integers"
-            ) from error
-        yield pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _read_base(folder: DatasetFolder, new: set[bytes]) -> Base:
-    """Read the whole corpus once.
+def verify_dataset(dataset: Path) -> Totals:
+    """Read a merged dataset whole and compare it with its merge.json; returns what is in it.
 
     Raises:
-        UserError: a row is no sample; the first is named.
+        UserError: a row is no sample, or the numbers differ.
     """
-    size = Size()
-    known: set[bytes] = set()
-    for shard in folder.shards:
-        first = 0
-        for batch in read_batches(shard):
-            rows = examine(batch)
-            if rows.fault:
-                row, why = rows.fault
-                raise UserError(
-                    f"corpus {folder.path}: {shard.name} row {first + row}: {why}; remove or mend such rows"
-                )
-            size.add(batch.num_rows, int(rows.tokens.sum()), int(rows.supervised.sum()))
-            known.update(content for content in contents(batch) if content in new)
-            first += batch.num_rows
-    return Base(folder, size, known)
+    content = read_json(dataset / MERGE_RECORD)
+    totals = read_totals(open_dataset(dataset).shards, content["vocabulary_size"])
+    check_totals(f"{dataset}", Totals.from_json(content["after"]), totals)
+    return totals
 
 
-def _link(shards: Sequence[Path], folder: Path) -> tuple[list[str], str]:
-    """Put the corpus' shards into the folder: hard links, or copies where the file system gives none."""
-    how = "linked"
-    names = []
-    for number, shard in enumerate(shards):
-        names.append(shard_name(number))
-        try:
-            os.link(shard, folder / names[-1])
-        except OSError:
-            shutil.copyfile(shard, folder / names[-1])
-            how = "copied"
-    return names, how
-
-
-def _check_disk(run: Run, chunks: Sequence[Chunk], base: Base | None, schema: pa.Schema) -> None:
-    """Raises UserError when the dataset has no room beside the run."""
-    widths = sum(schema.field(name).type.value_type.bit_width for name in ("input_ids", "loss_mask")) / 8
-    tokens = sum(read_json(run.assembled(chunk.chunk))["tokens"] for chunk in chunks)
-    needed = int(tokens * widths) + SPARE_BYTES
-    if base and base.folder.path.stat().st_dev != run.root.stat().st_dev:
-        needed += sum(shard.stat().st_size for shard in base.folder.shards)
-    free = shutil.disk_usage(run.root).free
-    if free < needed:
+def _existing(record: Path, inputs: dict[str, Any], verify: bool) -> dict[str, Any]:
+    content = read_json(record)
+    if content["inputs"] != inputs:
+        made_of = content["inputs"]
         raise UserError(
-            f"{run.root}: the dataset needs {needed / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free; make room, or "
-            "keep the corpus on the same file system, so that it is linked and not copied"
+            f"{record.parent} is there, made of base {made_of['base']} and runs {', '.join(made_of['runs'])}; "
+            "name another dataset, or remove that folder"
         )
+    if verify:
+        verify_dataset(record.parent)
+    return content
 
 
-def _account(
-    run: Run,
-    settings: Settings,
-    base: Base | None,
-    how: str | None,
-    sources: dict[str, SourceSize],
-    fingerprint: str,
-) -> dict[str, Any]:
-    """The content of merge.json, checked against what was assembled."""
-    before, added = base.size if base else Size(), Size()
-    for name, source in sources.items():
-        check_balance(f"source {name}", source.assembled, {"samples": source.samples, **source.dropped})
-        added.add(source.samples, source.tokens, source.supervised_tokens)
-    after = Size()
-    for size in (before, added):
-        after.add(size.samples, size.tokens, size.supervised_tokens)
-    parts: dict[str, Size] = {**({settings.merge.base_source: before} if base else {}), **sources}
-    dropped = sum((source.dropped for source in sources.values()), Counter[str]())
-    return {
-        "run": run.name,
-        "base": base
+def _plan(runs: Sequence[Run], base: Path | None, settings: Settings, inputs: dict[str, Any]) -> Plan:
+    prepared = {run.name: read_json(run.prepared) for run in runs}
+    first = prepared[runs[0].name]
+    for name, content in prepared.items():
+        if content["tokenizer"] != first["tokenizer"]:
+            raise UserError(
+                f"runs {runs[0].name} and {name} were made with different tokenizers; merge what is of one model"
+            )
+    chunks = {run.name: assembled_chunks(run) for run in runs}
+    columns = {str(name): own for name, own in settings.merge.base_columns.items()}
+    opened = open_base(base, columns, first["tokenizer"]) if base else None
+    # A corpus whose columns have other names is indexed when they are renamed.
+    kept = runs[0].root.parent / ".indexes"
+    vocabulary = first.get("vocabulary_size")
+    indexes = find_indexes(opened, kept, vocabulary) if opened and not opened.columns else []
+    by_name = {run.name: run for run in runs}
+    return Plan(by_name, chunks, first, opened, indexes, settings.merge, settings.target.path, inputs)
+
+
+def _fill(folder: Path, plan: Plan, verify: bool) -> None:
+    """Make the whole dataset in an empty folder."""
+    for beside in (index_path(folder, ""), provenance_path(folder, "any").parent):
+        beside.mkdir()
+    part = add_base(plan.base, plan.indexes, folder, plan.vocabulary) if plan.base else BasePart()
+    selection = Selection(plan.schema, part.indexes, plan.settings, plan.vocabulary)
+    digest = hashlib.sha256(_identity(plan.base))
+    shards = [*part.shards, *_write_new(folder, plan, selection, len(part.shards), digest)]
+    # New content, new fingerprint; the same content has the same.
+    fingerprint = digest.hexdigest()[:16]
+    write_state(folder, shards, fingerprint)
+    content: dict[str, Any] = {
+        "inputs": plan.inputs,
+        "base": plan.base
         and {
-            "path": str(base.folder.path),
-            "fingerprint": base.folder.fingerprint,
-            "shards": len(base.folder.shards),
-            "how": how,
+            "path": str(plan.base.folder.path),
+            "fingerprint": plan.base.folder.fingerprint,
+            "shards": len(plan.base.folder.shards),
+            "how": part.how,
         },
         "fingerprint": fingerprint,
-        "before": vars(before),
-        "added": vars(added),
-        "after": vars(after),
-        "growth_percent": {
-            name: round(100 * count / vars(before)[name], 2) for name, count in vars(added).items() if before.samples
+        "tokenizer": plan.prepared["tokenizer"],
+        "vocabulary_size": plan.vocabulary,
+        "target": str(plan.target),
+        "dropped_if": {
+            "supervised_tokens_below": plan.settings.min_supervised_tokens,
+            "tokens_above": plan.settings.max_length,
         },
-        "assembled": sum(source.assembled for source in sources.values()),
-        "dropped": dict(dropped),
-        "sources": {
-            name: {
-                **vars(part),
-                "samples_percent": round(100 * part.samples / after.samples, 2),
-                "tokens_percent": round(100 * part.tokens / after.tokens, 2),
-            }
-            for name, part in parts.items()
-        },
+        "verified": verify,
+        **account(part.totals, plan.base, plan.settings.base_source, list(selection.added.values())),
     }
+    if verify:
+        read = read_totals([folder / shard for shard in shards], plan.vocabulary)
+        check_totals("the dataset as written", Totals.from_json(content["after"]), read)
+    publish_json(folder / MERGE_RECORD, content)
+
+
+def _write_new(folder: Path, plan: Plan, selection: Selection, first: int, digest: "hashlib._Hash") -> list[str]:
+    """Write what is new into shards, each with its index and provenance; returns their names."""
+    parts: defaultdict[str, _ShardParts] = defaultdict(_ShardParts)
+
+    def finish(shard: str) -> None:
+        part = parts.pop(shard)
+        write_index(index_path(folder, shard), part.digests, part.totals, folder / shard)
+        provenance = pa.concat_tables(part.provenance).cast(PROVENANCE_SCHEMA)
+        pq.write_table(provenance, provenance_path(folder, shard), compression="zstd")
+
+    with ShardWriter(folder, plan.schema, first) as writer:
+        for name, run in plan.runs.items():
+            for source, group in read_groups(run, plan.chunks[name]):
+                if (rows := selection.take(run, source, group)) is None:
+                    continue
+                digest.update(rows.digests.tobytes())
+                shard = writer.write(rows.samples)
+                parts[shard].add(rows)
+                for full in [other for other in parts if other != shard]:
+                    finish(full)
+    for last in list(parts):
+        finish(last)
+    return writer.names
+
+
+def _identity(base: Base | None) -> bytes:
+    return f"{base.folder.fingerprint or base.folder.path}".encode() if base else b""
+
+
+def _check_disk(plan: Plan, parent: Path) -> None:
+    """Raises UserError when the dataset has no room in the folder where it is to be."""
+    widths = sum(plan.schema.field(name).type.value_type.bit_width for name in ("input_ids", "loss_mask")) / 8
+    tokens = sum(chunk.tokens for chunks in plan.chunks.values() for chunk in chunks)
+    needed = int(tokens * widths) + SPARE_BYTES
+    if plan.base and plan.base.columns:
+        needed += sum(shard.stat().st_size for shard in plan.base.folder.shards)
+    there = next(folder for folder in (parent, *parent.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        raise UserError(
+            f"{parent}: the dataset needs {needed / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free; make room, or "
+            "name a folder on another disk"
+        )

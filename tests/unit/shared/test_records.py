@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pyarrow.parquet as pq
+import pytest
+
 from services.records import (
+    ROW_GROUP_SIZE,
     Completion,
     Prompt,
     read_completions,
@@ -58,3 +62,20 @@ def test_completions_carry_how_they_came_about(tmp_path: Path) -> None:
     write_completions(path, [], origin)
     assert read_origin(path) == origin
     assert read_completions(path) == []
+
+
+def test_a_chunks_prompts_are_read_without_the_rest_of_the_source(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.parquet"
+    prompts = [Prompt(f"p{number}", "questions", "[]", None, [number]) for number in range(5 * ROW_GROUP_SIZE)]
+    write_prompts(path, prompts)
+    with pq.ParquetFile(path) as file:
+        group = file.metadata.row_group(4)
+    # The last group's pages are damaged: whoever reads them fails.
+    content = bytearray(path.read_bytes())
+    begin = group.column(0).dictionary_page_offset or group.column(0).data_page_offset
+    content[begin : begin + group.column(0).total_compressed_size] = bytes(group.column(0).total_compressed_size)
+    path.write_bytes(content)
+    first = 2 * ROW_GROUP_SIZE - 3
+    assert read_prompts(path, first, ROW_GROUP_SIZE + 6) == prompts[first : first + ROW_GROUP_SIZE + 6]
+    with pytest.raises(OSError, match=r"read|header|page|decod|deserializ"):
+        read_prompts(path, 4 * ROW_GROUP_SIZE, 1)

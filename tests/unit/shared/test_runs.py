@@ -100,6 +100,21 @@ def test_a_writer_killed_halfway_publishes_nothing_and_its_place_is_free(tmp_pat
     assert not final.exists()
     assert publish_folder(final, lambda folder: write_text("whole")(folder / "file"))
     assert (final / "file").read_text() == "whole"
+    assert [path.name for path in tmp_path.iterdir()] == ["result"]
+
+
+@pytest.mark.parametrize("how", ["publish", "publish_folder"])
+def test_a_living_writer_keeps_what_it_writes_while_another_publishes(tmp_path: Path, how: str) -> None:
+    final = tmp_path / "result"
+    process = python(HANG_HALFWAY, final, how)
+    try:
+        assert publish(final, write_text("whole"))
+        assert len(list(tmp_path.glob(".result.*.tmp"))) == 1
+    finally:
+        process.kill()
+        process.wait(timeout=30)
+    assert not publish(final, write_text("again"))
+    assert [path.name for path in tmp_path.iterdir()] == ["result"]
 
 
 def test_a_published_file_is_never_written_again(tmp_path: Path) -> None:

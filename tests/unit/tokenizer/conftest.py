@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.chat import tokenizer_fingerprint
+from services.chat import tokenizer_fingerprint, vocabulary_size
 from services.ledger import plan_chunks
 from services.records import Completion, Prompt, write_completions, write_prompts
 from services.runs import Run, create_run, publish, publish_json
@@ -19,16 +19,22 @@ Generated = Callable[..., tuple[Run, Settings]]
 def make_generated(tmp_path: Path, target_path: Path, make_settings: Callable[..., Settings]) -> Generated:
     """A run of one source with the given answers, 3 to a chunk; each prompt has the ids 1, 2 and its own number."""
 
-    def make(*answers: dict[str, Any], base: Path | None = None, max_length: int = 320) -> tuple[Run, Settings]:
+    def make(
+        *answers: dict[str, Any],
+        name: str = "run",
+        base: Path | None = None,
+        assemble: dict[str, Any] | None = None,
+        merge: dict[str, Any] | None = None,
+    ) -> tuple[Run, Settings]:
         settings = make_settings(
             target={"path": str(target_path), "served_name": "target", "context_length": 512},
-            assemble={"max_length": max_length},
-            merge={"base": str(base) if base else None},
+            assemble={"max_length": 320, **(assemble or {})},
+            merge={"base": str(base) if base else None, "min_supervised_tokens": 1, "verify": True, **(merge or {})},
         )
-        run = create_run(tmp_path / "runs", "run", settings)
+        run = create_run(tmp_path / "runs", name, settings)
         prompts = [Prompt(f"p{number}", "questions", "[]", None, [1, 2, number]) for number in range(len(answers))]
         publish(run.prompts("questions"), lambda path: write_prompts(path, prompts))
-        publish_json(run.prepared, {"tokenizer": tokenizer_fingerprint(target_path)})
+        publish_json(run.prepared, prepared_with(target_path))
         for chunk in plan_chunks(run, settings):
             completions = [
                 completion(f"p{number}", **answers[number]) for number in range(chunk.first, chunk.first + chunk.count)
@@ -37,6 +43,16 @@ def make_generated(tmp_path: Path, target_path: Path, make_settings: Callable[..
         return run, settings
 
     return make
+
+
+def prepared_with(target: Path) -> dict[str, Any]:
+    """What later stages read of prepare.json."""
+    return {
+        "tokenizer": tokenizer_fingerprint(target),
+        "template": "a template",
+        "thinking": None,
+        "vocabulary_size": vocabulary_size(target),
+    }
 
 
 def completion(prompt_id: str, **fields: Any) -> Completion:

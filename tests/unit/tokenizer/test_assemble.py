@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
+from services.chat import model_fingerprint
 from services.errors import UserError
 from services.ledger import count_assembled, plan_chunks
 from services.records import PROVENANCE_SCHEMA, SAMPLE_SCHEMA, read_completions, write_completions
@@ -44,11 +44,19 @@ def test_a_sample_is_the_prompts_ids_and_the_generated_ids(make_generated: Gener
         {"input_ids": [1, 2, 0, 7, 8, 9], "loss_mask": [0, 0, 0, 1, 1, 1], "seq_len": 6},
         {"input_ids": [1, 2, 1, 5], "loss_mask": [0, 0, 0, 1], "seq_len": 4},
     ]
-    provenance = pq.read_table(run.provenance(CHUNK))
+    provenance = pa.ipc.open_stream(run.provenance(CHUNK).read_bytes()).read_all()
     assert provenance.schema == PROVENANCE_SCHEMA
+    common = {
+        "source": "questions",
+        "domain": "general",
+        "thinking": None,
+        "finish_reason": "stop",
+        "model": model_fingerprint(settings.target.path),
+        "template": "a template",
+    }
     assert provenance.to_pylist() == [
-        {"prompt_id": "p0", "source": "questions", "tokens": 6, "supervised_tokens": 3},
-        {"prompt_id": "p1", "source": "questions", "tokens": 4, "supervised_tokens": 1},
+        {"prompt_id": "p0", "tokens": 6, "supervised_tokens": 3, **common},
+        {"prompt_id": "p1", "tokens": 4, "supervised_tokens": 1, **common},
     ]
 
 
@@ -61,7 +69,7 @@ def test_every_completion_is_accounted_for(make_generated: Generated) -> None:
         {"output_ids": []},
         {"output_ids": [7] * 20},
     ]
-    run, settings = make_generated(*answers, max_length=10)
+    run, settings = make_generated(*answers, assemble={"max_length": 10})
     for chunk in plan_chunks(run, settings):
         assemble_chunk(run, settings, chunk.chunk)
     first, second = count_assembled(run).values()
@@ -75,6 +83,7 @@ def test_every_completion_is_accounted_for(make_generated: Generated) -> None:
         "samples": 2,
         "dropped": {},
         "truncated": 1,
+        "shortened": 0,
         "tokens": 10,
         "supervised_tokens": 4,
     }
@@ -82,6 +91,31 @@ def test_every_completion_is_accounted_for(make_generated: Generated) -> None:
     assert second["completed"] == 2
     assert second["dropped"] == {"no_supervised_token": 1, "over_length": 1}
     assert samples(run, "questions-00001") == []
+
+
+def test_an_over_long_sample_loses_the_beginning_of_its_prompt_where_that_is_the_policy(
+    make_generated: Generated,
+) -> None:
+    answers = [{"output_ids": [7, 8]}, {"output_ids": [7, 8, 9]}, {"output_ids": [5, 6, 7, 8]}]
+    run, settings = make_generated(*answers, assemble={"max_length": 4, "over_length": "keep_tail"})
+    assemble_chunk(run, settings, CHUNK)
+    assert samples(run) == [
+        {"input_ids": [2, 0, 7, 8], "loss_mask": [0, 0, 1, 1], "seq_len": 4},
+        {"input_ids": [1, 7, 8, 9], "loss_mask": [0, 1, 1, 1], "seq_len": 4},
+    ]
+    counts = count_assembled(run)[CHUNK]
+    assert (counts["shortened"], counts["dropped"]) == (2, {"over_length": 1})
+
+
+def test_a_large_chunk_is_written_in_several_batches(
+    make_generated: Generated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, settings = make_generated({"output_ids": [7]}, {"output_ids": [8]}, {"output_ids": [9]})
+    monkeypatch.setattr("services.tokenizer.assemble.TOKENS_A_BATCH", 8)
+    assemble_chunk(run, settings, CHUNK)
+    with pa.ipc.open_stream(str(run.samples(CHUNK))) as reader:
+        assert [batch.num_rows for batch in reader] == [2, 1]
+    assert [row["input_ids"] for row in samples(run)] == [[1, 2, 0, 7], [1, 2, 1, 8], [1, 2, 2, 9]]
 
 
 def test_answers_in_another_order_give_the_same_samples(make_generated: Generated) -> None:

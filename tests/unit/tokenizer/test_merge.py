@@ -10,16 +10,19 @@ from typing import Any
 
 import datasets
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from services import dataset_folder
 from services.errors import UserError
 from services.ledger import plan_chunks
+from services.records import PROVENANCE_SCHEMA, SAMPLE_SCHEMA
 from services.runs import Run, read_json
 from services.settings import Settings
-from services.tokenizer import dataset_folder
+from services.tokenizer import content_index
 from services.tokenizer.assemble import assemble_chunk
 from services.tokenizer.jobs import merge
-from services.tokenizer.merge import merge_run
+from services.tokenizer.merge import merge_run, merge_runs, verify_dataset
 
 Generated = Callable[..., tuple[Run, Settings]]
 Answers = list[dict[str, Any]]
@@ -47,7 +50,8 @@ def save(path: Path, rows: Answers, features: datasets.Features | None = WIDE, s
 
 
 def content(folder: Path) -> dict[str, tuple[bytes, int]]:
-    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
 @pytest.fixture
@@ -58,8 +62,8 @@ def base(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_assembled(make_generated: Generated) -> Generated:
-    def make(*answers: dict[str, Any], base: Path | None = None) -> tuple[Run, Settings]:
-        run, settings = make_generated(*answers, base=base)
+    def make(*answers: dict[str, Any], **options: Any) -> tuple[Run, Settings]:
+        run, settings = make_generated(*answers, **options)
         for chunk in plan_chunks(run, settings):
             assemble_chunk(run, settings, chunk.chunk)
         return run, settings
@@ -85,17 +89,37 @@ def test_the_corpus_is_linked_and_not_written_to(make_assembled: Generated, base
     assert read_json(run.merged)["base"]["how"] == "linked"
 
 
-def test_where_no_link_can_be_made_the_corpus_is_copied(
-    make_assembled: Generated, base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def refuse_hard_links_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As between two file systems."""
     link = os.link
 
-    def refuse_shards(source: Path, target: Path) -> None:
-        if source.parent == base:
+    def refuse(source: Path, target: Path) -> None:
+        if Path(source).parent == folder:
             raise OSError(18, "Invalid cross-device link")
         link(source, target)
 
-    monkeypatch.setattr(os, "link", refuse_shards)
+    monkeypatch.setattr(os, "link", refuse)
+
+
+def test_on_another_file_system_the_corpus_is_referred_to(
+    make_assembled: Generated, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_hard_links_of(base, monkeypatch)
+    run, settings = make_assembled({"output_ids": [7]}, base=base)
+    merge_run(run, settings)
+    assert read_json(run.merged)["base"]["how"] == "referenced"
+    assert (run.dataset / "data-00000.arrow").readlink() == base / "data-00000-of-00002.arrow"
+    assert datasets.load_from_disk(str(run.dataset)).to_list() == [*BASE_ROWS, row([1, 2, 0, 7], 1)]
+
+
+def test_where_no_link_can_be_made_the_corpus_is_copied(
+    make_assembled: Generated, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    refuse_hard_links_of(base, monkeypatch)
+    monkeypatch.setattr(Path, "symlink_to", refuse)
     run, settings = make_assembled({"output_ids": [7]}, base=base)
     merge_run(run, settings)
     assert read_json(run.merged)["base"]["how"] == "copied"
@@ -110,6 +134,7 @@ def test_what_is_there_already_is_dropped_and_counted(make_assembled: Generated,
     chunks = read_json(run.chunks)["chunks"]
     run.chunks.write_text(json.dumps({"chunks": [*chunks, {**chunks[0], "chunk": "questions-00001"}]}))
     shutil.copy(extra, run.samples("questions-00001"))
+    shutil.copy(run.provenance("questions-00000"), run.provenance("questions-00001"))
     shutil.copy(run.assembled("questions-00000"), run.assembled("questions-00001"))
 
     account = merge_run(run, settings)
@@ -128,14 +153,164 @@ def test_the_account_is_that_of_the_dataset(make_assembled: Generated, base: Pat
         "samples": len(merged),
         "tokens": sum(len(sample["input_ids"]) for sample in merged),
         "supervised_tokens": sum(sum(sample["loss_mask"]) for sample in merged),
+        "lengths": {"2": 1, "4": 2, "8": 3, "16": 1},
     }
-    assert account["before"] == {"samples": 3, "tokens": 10, "supervised_tokens": 4}
-    assert account["added"] == {
-        name: account["after"][name] - account["before"][name] for name in ("samples", "tokens", "supervised_tokens")
+    assert account["before"] == {
+        "samples": 3,
+        "tokens": 10,
+        "supervised_tokens": 4,
+        "lengths": {"2": 1, "4": 1, "8": 1},
     }
+    for name in ("samples", "tokens", "supervised_tokens"):
+        assert account["added"][name] == account["runs"]["run"][name]
+        assert account["added"][name] == account["after"][name] - account["before"][name]
+        assert account["domains"]["general"][name] == account["added"][name]
+        assert account["domains"]["unknown"][name] == account["before"][name]
     assert set(account["sources"]) == {"existing", "questions"}
     assert sum(part["samples_percent"] for part in account["sources"].values()) == pytest.approx(100, abs=0.05)
     assert account["growth_percent"]["samples"] == pytest.approx(100 * 4 / 3, abs=0.01)
+
+
+def test_near_empty_and_over_long_samples_are_left_out_and_counted(make_assembled: Generated, base: Path) -> None:
+    answers: Answers = [{"output_ids": [7]}, {"output_ids": [8, 9]}, {"output_ids": [9] * 6}]
+    run, settings = make_assembled(*answers, base=base, merge={"min_supervised_tokens": 2, "max_length": 8})
+    account = merge_run(run, settings)
+    assert account["dropped"] == {"near_empty": 1, "over_long": 1}
+    assert account["assembled"] == account["added"]["samples"] + 2
+    assert datasets.load_from_disk(str(run.dataset)).to_list() == [*BASE_ROWS, row([1, 2, 1, 8, 9], 2)]
+
+
+def test_a_merge_of_which_nothing_would_be_left_is_refused(make_assembled: Generated) -> None:
+    run, settings = make_assembled({"output_ids": [7]}, merge={"min_supervised_tokens": 2})
+    with pytest.raises(UserError, match="every new one was dropped"):
+        merge_run(run, settings)
+    assert not run.dataset.exists()
+
+
+def test_every_new_row_has_its_provenance_beside_it(make_assembled: Generated, base: Path) -> None:
+    run, settings = make_assembled({"output_ids": [7]}, {}, {"output_ids": [9]}, base=base)
+    merge_run(run, settings)
+    provenance = pq.read_table(run.dataset / "provenance" / "data-00002.parquet")
+    assert provenance.schema == PROVENANCE_SCHEMA
+    assert provenance["prompt_id"].to_pylist() == ["p0", "p2"]
+    new = datasets.load_from_disk(str(run.dataset)).to_list()[len(BASE_ROWS) :]
+    assert provenance["tokens"].to_pylist() == [sample["seq_len"] for sample in new]
+
+
+def test_several_runs_follow_one_another_and_are_accounted_for_each(
+    make_assembled: Generated, base: Path, tmp_path: Path
+) -> None:
+    first, settings = make_assembled({"output_ids": [7]}, {"output_ids": [8]}, name="first")
+    second, _ = make_assembled({"output_ids": [7]}, {"output_ids": [9]}, name="second")
+    account = merge_runs([first, second], base, tmp_path / "merged", settings, verify=True)
+    assert datasets.load_from_disk(str(tmp_path / "merged")).to_list() == [
+        *BASE_ROWS,
+        row([1, 2, 0, 7], 1),
+        row([1, 2, 1, 8], 1),
+        row([1, 2, 1, 9], 1),
+    ]
+    assert {name: (run["assembled"], run["samples"], run["dropped"]) for name, run in account["runs"].items()} == {
+        "first": (2, 2, {}),
+        "second": (2, 1, {"duplicate": 1}),
+    }
+    assert account["sources"]["questions"]["samples"] == 3
+
+
+def test_a_merged_dataset_is_the_base_of_the_next_and_is_not_read_again(
+    make_assembled: Generated, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, settings = make_assembled({"output_ids": [7]}, {"output_ids": [8]}, name="first")
+    second, _ = make_assembled({"output_ids": [7]}, {"output_ids": [9]}, name="second")
+    merge_runs([first], base, tmp_path / "one", settings, verify=True)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a shard of the base was read")
+
+    monkeypatch.setattr(content_index, "examine_shard", refuse)
+    account = merge_runs([second], tmp_path / "one", tmp_path / "two", settings, verify=False)
+    assert account["dropped"] == {"in_base": 1}
+    assert {name: part["samples"] for name, part in account["sources"].items()} == {"existing": 3, "questions": 3}
+    for name in ("data-00000.arrow", "index/data-00002.arrow", "provenance/data-00002.parquet"):
+        assert (tmp_path / "two" / name).samefile(tmp_path / "one" / name)
+    # Either can be removed without the other.
+    shutil.rmtree(tmp_path / "one")
+    assert verify_dataset(tmp_path / "two").samples == 6
+
+
+def test_a_base_that_was_changed_is_indexed_anew(make_assembled: Generated, base: Path, tmp_path: Path) -> None:
+    run, settings = make_assembled({"output_ids": [7]})
+    assert merge_runs([run], base, tmp_path / "one", settings, verify=True)["dropped"] == {}
+    shutil.rmtree(base)
+    save(base, [*BASE_ROWS, row([1, 2, 0, 7], 1)])
+    assert merge_runs([run], base, tmp_path / "two", settings, verify=True)["dropped"] == {"in_base": 1}
+
+
+def test_a_run_named_twice_is_refused(make_assembled: Generated, tmp_path: Path) -> None:
+    run, settings = make_assembled({})
+    with pytest.raises(UserError, match="run run is named twice"):
+        merge_runs([run, run], None, tmp_path / "merged", settings, verify=True)
+
+
+def test_runs_and_bases_of_different_tokenizers_are_refused(
+    make_assembled: Generated, base: Path, tmp_path: Path
+) -> None:
+    first, settings = make_assembled({"output_ids": [7]}, name="first")
+    second, _ = make_assembled({"output_ids": [8]}, name="second")
+    merge_runs([first], base, tmp_path / "merged", settings, verify=True)
+    second.prepared.write_text(json.dumps({**read_json(second.prepared), "tokenizer": "another"}))
+    with pytest.raises(UserError, match="runs first and second were made with different tokenizers"):
+        merge_runs([first, second], base, tmp_path / "other", settings, verify=True)
+    with pytest.raises(UserError, match="of another tokenizer than the runs' target"):
+        merge_runs([second], tmp_path / "merged", tmp_path / "other", settings, verify=True)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_dataset_made_of_other_inputs_is_left_alone(make_assembled: Generated, base: Path, tmp_path: Path) -> None:
+    run, settings = make_assembled({"output_ids": [7]})
+    merge_runs([run], base, tmp_path / "merged", settings, verify=True)
+    before = content(tmp_path / "merged")
+    with pytest.raises(UserError, match=r"merged is there, made of base .*base and runs run; name another dataset"):
+        merge_runs([run], None, tmp_path / "merged", settings, verify=True)
+    assert content(tmp_path / "merged") == before
+
+
+def test_verifying_finds_a_shard_that_was_changed(make_assembled: Generated, tmp_path: Path) -> None:
+    run, settings = make_assembled({"output_ids": [7]}, {"output_ids": [8, 9]})
+    merge_runs([run], None, tmp_path / "merged", settings, verify=True)
+    with pa.ipc.new_stream(str(tmp_path / "merged" / "data-00000.arrow"), SAMPLE_SCHEMA) as writer:
+        writer.write_table(pa.Table.from_pylist([row([1, 2, 0, 7], 1)], schema=SAMPLE_SCHEMA))
+    with pytest.raises(UserError, match=r"differ: 2 samples, 9 tokens, 3 supervised and 1 samples, 4 tokens, 1 super"):
+        merge_runs([run], None, tmp_path / "merged", settings, verify=True)
+
+
+def test_a_base_with_other_column_names_is_taken_by_a_mapping(make_assembled: Generated, tmp_path: Path) -> None:
+    rows = [{"tokens": r["input_ids"], "mask": r["loss_mask"], "seq_len": r["seq_len"], "id": "x"} for r in BASE_ROWS]
+    other = save(tmp_path / "base", rows, features=None)
+    columns = {"input_ids": "tokens", "loss_mask": "mask"}
+    run, settings = make_assembled({"output_ids": [7]}, {}, base=other, merge={"base_columns": columns})
+    before = content(other)
+    account = merge_run(run, settings)
+    assert account["base"]["how"] == "renamed"
+    assert account["dropped"] == {"in_base": 1}
+    assert datasets.load_from_disk(str(run.dataset)).to_list() == [*BASE_ROWS, row([1, 2, 0, 7], 1)]
+    assert content(other) == before
+
+
+def test_a_mapping_to_a_column_that_is_not_there_is_told(make_assembled: Generated, base: Path) -> None:
+    run, settings = make_assembled({}, base=base, merge={"base_columns": {"input_ids": "tokens"}})
+    with pytest.raises(
+        UserError, match=r"merge\.base_columns names 'tokens', and its columns are input_ids, loss_mask"
+    ):
+        merge_run(run, settings)
+
+
+def test_samples_and_provenance_that_disagree_are_refused(make_assembled: Generated) -> None:
+    run, settings = make_assembled({}, {})
+    path = run.provenance("questions-00000")
+    with pa.ipc.new_stream(str(path), PROVENANCE_SCHEMA) as writer:
+        writer.write_table(PROVENANCE_SCHEMA.empty_table())
+    with pytest.raises(UserError, match=r"provenance\.arrow: 0 rows = 0, but 2 entered"):
+        merge_run(run, settings)
 
 
 def test_without_a_corpus_the_dataset_is_the_new_samples(make_assembled: Generated) -> None:
@@ -208,6 +383,9 @@ def test_a_corpus_of_other_columns_is_told_what_differs(
         ({**row([1, 2], 1), "loss_mask": [1]}, "lengths disagree"),
         ({**row([1, 2], 1), "loss_mask": [0, 2]}, "the value 2, which is neither 0 nor 1"),
         ({**row([1, 2], 1), "input_ids": None}, "a column is null"),
+        ({**row([1, 2], 1), "input_ids": [1, None]}, "a token is null"),
+        (row([1, 49_152], 1), "id 49152 is outside the vocabulary of 49152"),
+        (row([-1, 3], 1), "id -1 is outside the vocabulary"),
         (row([], 0), "no token is supervised"),
     ],
 )

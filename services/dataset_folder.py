@@ -1,10 +1,17 @@
-"""The folder that `datasets.load_from_disk` reads: Arrow stream files, state.json and dataset_info.json."""
+"""The folder that `datasets.load_from_disk` reads: Arrow stream files, state.json and dataset_info.json.
+
+A merge puts more beside them, which `datasets` leaves alone:
+
+    merge.json                what came from where
+    index/SHARD.arrow         which samples the shard holds (services/tokenizer/content_index.py)
+    provenance/SHARD.parquet  where each of its samples came from, where that is known (records.PROVENANCE_SCHEMA)
+"""
 
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
@@ -12,6 +19,14 @@ from services.errors import UserError
 
 SHARD_BYTES = 256 * 2**20
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+
+
+def index_path(folder: Path, shard: str) -> Path:
+    return folder / "index" / shard
+
+
+def provenance_path(folder: Path, shard: str) -> Path:
+    return (folder / "provenance" / shard).with_suffix(".parquet")
 
 
 class DatasetFolder(NamedTuple):
@@ -23,24 +38,43 @@ class DatasetFolder(NamedTuple):
     fingerprint: str | None
 
 
+class ShardWriter:
+    """Writes tables into shards of bounded size, numbered from `first` on. Close it, or use it with `with`."""
+
+    def __init__(self, folder: Path, schema: pa.Schema, first: int = 0, shard_bytes: int = SHARD_BYTES) -> None:
+        self.names: list[str] = []
+        self._folder, self._schema, self._first, self._shard_bytes = folder, schema, first, shard_bytes
+        self._written = 0
+        self._stack = ExitStack()
+
+    def write(self, table: pa.Table) -> str:
+        """Write a table whole into one shard; returns the shard's name."""
+        if not self.names or self._written >= self._shard_bytes:
+            self._stack.close()
+            self.names.append(shard_name(self._first + len(self.names)))
+            path = str(self._folder / self.names[-1])
+            self._stream = self._stack.enter_context(pa.ipc.new_stream(path, self._schema))
+            self._written = 0
+        self._stream.write_table(table)
+        self._written += table.nbytes
+        return self.names[-1]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
 def write_shards(
     folder: Path, schema: pa.Schema, tables: Iterable[pa.Table], first: int = 0, shard_bytes: int = SHARD_BYTES
 ) -> list[str]:
     """Write tables into shards of bounded size, numbered from `first` on; returns their names."""
-    names: list[str] = []
-    written = 0
-    with ExitStack() as stack:
+    with ShardWriter(folder, schema, first, shard_bytes) as writer:
         for table in tables:
-            if not table.num_rows:
-                continue
-            if not names or written >= shard_bytes:
-                stack.close()
-                names.append(shard_name(first + len(names)))
-                writer = stack.enter_context(pa.ipc.new_stream(str(folder / names[-1]), schema))
-                written = 0
-            writer.write_table(table)
-            written += table.nbytes
-    return names
+            if table.num_rows:
+                writer.write(table)
+    return writer.names
 
 
 def shard_name(number: int) -> str:
@@ -92,16 +126,33 @@ def open_dataset(path: Path) -> DatasetFolder:
 
 
 def read_batches(shard: Path) -> Iterator[pa.RecordBatch]:
-    """The record batches of one shard, mapped and not copied into memory.
+    """The record batches of one shard, one after another: memory holds one of them.
 
     Raises:
         UserError: the file is damaged.
     """
     try:
-        with pa.memory_map(str(shard)) as source, pa.ipc.open_stream(source) as reader:
+        with pa.OSFile(str(shard)) as source, pa.ipc.open_stream(source) as reader:
             yield from reader
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"{shard} is damaged: {' '.join(str(error).split())}") from error
+
+
+def read_row(dataset: DatasetFolder, row: int) -> tuple[Path, int, pa.RecordBatch]:
+    """One row, with its shard and its number there; nothing else is read but the sizes of the batches before it.
+
+    Raises:
+        UserError: there is no such row.
+    """
+    begin = 0
+    for shard in dataset.shards:
+        first_of_shard = begin
+        with pa.memory_map(str(shard)) as source, pa.ipc.open_stream(source) as reader:
+            for batch in reader:
+                if begin <= row < begin + batch.num_rows:
+                    return shard, row - first_of_shard, batch.slice(row - begin, 1)
+                begin += batch.num_rows
+    raise UserError(f"dataset {dataset.path}: there is no row {row}; its {begin} rows are numbered from 0")
 
 
 def describe(schema: pa.Schema) -> str:

@@ -1,0 +1,191 @@
+"""What every batch of samples is asked: its columns, its lengths, its supervised tokens, and its faults."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from services.dataset_folder import describe, read_batches
+from services.errors import UserError
+from services.records import SAMPLE_SCHEMA
+
+# No tokenizer has more; below it, id and mask fit into 32 bits together.
+LARGEST_VOCABULARY = 2**30
+
+Integers = npt.NDArray[np.integer[Any]]
+
+
+@dataclass
+class Totals:
+    """How much a set of samples is. `lengths` counts samples by the power of two that their tokens fit in."""
+
+    samples: int = 0
+    tokens: int = 0
+    supervised_tokens: int = 0
+    lengths: Counter[int] = field(default_factory=Counter)
+
+    def add(self, tokens: Integers, supervised: Integers) -> None:
+        """Add rows by their counts of tokens and of supervised tokens."""
+        self.samples += len(tokens)
+        self.tokens += int(tokens.sum(dtype=np.int64))
+        self.supervised_tokens += int(supervised.sum(dtype=np.int64))
+        exponents = np.bincount(np.ceil(np.log2(np.maximum(tokens, 1))).astype(np.int64))
+        self.lengths.update({1 << int(exponent): int(exponents[exponent]) for exponent in np.flatnonzero(exponents)})
+
+    def include(self, other: "Totals") -> None:
+        self.samples += other.samples
+        self.tokens += other.tokens
+        self.supervised_tokens += other.supervised_tokens
+        self.lengths.update(other.lengths)
+
+    def as_json(self) -> dict[str, Any]:
+        counts = {"samples": self.samples, "tokens": self.tokens, "supervised_tokens": self.supervised_tokens}
+        return {**counts, "lengths": {str(bound): self.lengths[bound] for bound in sorted(self.lengths)}}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Self:
+        lengths = Counter({int(bound): count for bound, count in content["lengths"].items()})
+        return cls(content["samples"], content["tokens"], content["supervised_tokens"], lengths)
+
+
+class SampleRows(NamedTuple):
+    """The rows of one batch: ids and mask end to end, where each row ends in them, and its supervised tokens."""
+
+    ids: Integers
+    mask: npt.NDArray[np.uint8]
+    ends: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int64]
+    supervised: npt.NDArray[np.int64]
+
+
+class RowFaultError(Exception):
+    """A row that is no sample: its number in the batch, and why."""
+
+    def __init__(self, row: int, why: str) -> None:
+        super().__init__(why)
+        self.row = row
+
+
+def check_columns(schema: pa.Schema, where: str) -> None:
+    """Raises UserError when a dataset's columns are not those of a sample; integer widths may differ."""
+    fits = set(schema.names) == set(SAMPLE_SCHEMA.names) and all(
+        _fits(schema.field(field.name).type, field.type) for field in SAMPLE_SCHEMA
+    )
+    if not fits:
+        missing = [name for name in SAMPLE_SCHEMA.names if name not in schema.names]
+        unknown = [name for name in schema.names if name not in SAMPLE_SCHEMA.names]
+        wrong = [
+            f"{field.name} is {schema.field(field.name).type}"
+            for field in SAMPLE_SCHEMA
+            if field.name in schema.names and not _fits(schema.field(field.name).type, field.type)
+        ]
+        differences = [
+            *(f"no column {name}" for name in missing),
+            *(f"unknown column {name}" for name in unknown),
+            *wrong,
+        ]
+        raise UserError(
+            f"{where}: {', '.join(differences)}; expected {describe(SAMPLE_SCHEMA)} (integers of any width): "
+            "name its columns in merge.base_columns, or save it anew with these"
+        )
+
+
+def examine(batch: pa.RecordBatch, vocabulary: int | None = None) -> SampleRows:
+    """Take a batch apart, in time that reading it from memory takes.
+
+    Raises:
+        RowFaultError: a row's lengths disagree, it supervises nothing, its mask has another value than 0 and 1, or
+            an id is negative or not below `vocabulary`.
+    """
+    ids_column, mask_column, seq_len = (batch.column(name) for name in SAMPLE_SCHEMA.names)
+    for column in (ids_column, mask_column, seq_len):
+        if column.null_count:
+            raise RowFaultError(int(np.argmin(column.is_valid().to_numpy(zero_copy_only=False))), "a column is null")
+    tokens, mask_lengths = _lengths(ids_column), _lengths(mask_column)
+    told = _integers(seq_len)
+    if (differing := (tokens != mask_lengths) | (tokens != told)).any():
+        row = int(np.argmax(differing))
+        raise RowFaultError(
+            row, f"lengths disagree: {tokens[row]} input_ids, {mask_lengths[row]} of loss_mask, seq_len {told[row]}"
+        )
+    ends = np.cumsum(tokens)
+    for values in (ids_values := ids_column.flatten(), mask_values := mask_column.flatten()):
+        if values.null_count:
+            null = int(np.argmin(values.is_valid().to_numpy(zero_copy_only=False)))
+            raise RowFaultError(int(np.searchsorted(ends, null, side="right")), "a token is null")
+    ids, mask = _integers(ids_values), _mask(mask_values, ends)
+    if len(ids):
+        _check_ids(ids, ends, vocabulary)
+    if not tokens.all():
+        raise RowFaultError(int(np.argmin(tokens)), "no token is supervised")
+    supervised = np.add.reduceat(mask, ends - tokens, dtype=np.int64) if len(tokens) else tokens
+    if not supervised.all():
+        raise RowFaultError(int(np.argmin(supervised)), "no token is supervised")
+    return SampleRows(ids, mask, ends, tokens, supervised)
+
+
+def examine_shard(shard: Path, vocabulary: int | None = None) -> Iterable[SampleRows]:
+    """All of a file, batch by batch.
+
+    Raises:
+        UserError: the file is damaged, or a row is no sample; the row is named.
+    """
+    first = 0
+    for batch in read_batches(shard):
+        try:
+            yield examine(batch, vocabulary)
+        except RowFaultError as fault:
+            raise UserError(f"{shard} row {first + fault.row}: {fault}; remove or mend such rows") from fault
+        first += batch.num_rows
+
+
+def read_totals(shards: Iterable[Path], vocabulary: int | None = None) -> Totals:
+    """Read files whole and add them up; raises UserError as `examine_shard`."""
+    totals = Totals()
+    for shard in shards:
+        for rows in examine_shard(shard, vocabulary):
+            totals.add(rows.tokens, rows.supervised)
+    return totals
+
+
+def _check_ids(ids: Integers, ends: npt.NDArray[np.int64], vocabulary: int | None) -> None:
+    limit = vocabulary if vocabulary is not None else LARGEST_VOCABULARY
+    # As unsigned, a negative id is beyond every limit: one pass finds both.
+    unsigned = ids.view(f"u{ids.itemsize}")
+    if unsigned.max() >= limit:
+        outside = int(np.argmax(unsigned >= limit))
+        row = int(np.searchsorted(ends, outside, side="right"))
+        vocabulary_told = f"the vocabulary of {vocabulary}" if vocabulary is not None else "every vocabulary"
+        raise RowFaultError(row, f"id {ids[outside]} is outside {vocabulary_told}")
+
+
+def _mask(values: pa.Array, ends: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    mask = _integers(values.cast(pa.uint8()) if pa.types.is_boolean(values.type) else values)
+    if len(mask) and mask.view(f"u{mask.itemsize}").max() > 1:
+        strange = int(np.argmax(mask.view(f"u{mask.itemsize}") > 1))
+        row = int(np.searchsorted(ends, strange, side="right"))
+        raise RowFaultError(row, f"loss_mask has the value {mask[strange]}, which is neither 0 nor 1")
+    return mask.view(np.uint8) if mask.itemsize == 1 else mask.astype(np.uint8)
+
+
+def _fits(found: pa.DataType, expected: pa.DataType) -> bool:
+    if pa.types.is_list(expected):
+        is_list = pa.types.is_list(found) or pa.types.is_large_list(found)
+        return bool(is_list and (pa.types.is_integer(found.value_type) or pa.types.is_boolean(found.value_type)))
+    return bool(pa.types.is_integer(found))
+
+
+def _lengths(lists: pa.Array) -> npt.NDArray[np.int64]:
+    # Unlike value_lengths(), the offsets need no pass of their own; a null row was refused before.
+    lengths: npt.NDArray[np.int64] = np.diff(lists.offsets.to_numpy()).astype(np.int64)
+    return lengths
+
+
+def _integers(array: pa.Array) -> Integers:
+    values: Integers = array.to_numpy()
+    return values

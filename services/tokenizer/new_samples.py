@@ -1,0 +1,199 @@
+"""The samples that runs bring into a merge: read chunk by chunk, checked, and those that are not new left out."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from services.dataset_folder import describe
+from services.errors import UserError
+from services.ledger import check_balance, read_chunks
+from services.records import PROVENANCE_SCHEMA, SAMPLE_SCHEMA, Chunk
+from services.runs import Run, read_json
+from services.sample_rows import RowFaultError, SampleRows, Totals, examine
+from services.settings import MergeSettings
+from services.tokenizer.content_index import Digests, SeenDigests, ShardIndex, are_known, digest_rows
+
+# Chunks are small; they are handled in groups of about this size.
+ROWS_A_GROUP = 2**14
+TOKENS_A_GROUP = 2**20
+
+
+class AssembledChunk(NamedTuple):
+    """A chunk with what `assemble` counted of it."""
+
+    chunk: Chunk
+    samples: int
+    tokens: int
+
+
+class Group(NamedTuple):
+    """Samples of one source of a run, with their provenance, row by row."""
+
+    samples: pa.RecordBatch
+    provenance: pa.Table
+
+
+class NewRows(NamedTuple):
+    """What of a group is new: samples in the dataset's own types, their provenance and digests."""
+
+    samples: pa.Table
+    provenance: pa.Table
+    digests: Digests
+    totals: Totals
+
+
+@dataclass
+class Added:
+    """What one source of one run adds: `assembled` = `totals.samples` + `dropped`."""
+
+    run: str
+    source: str
+    domain: str
+    totals: Totals = field(default_factory=Totals)
+    assembled: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class Selection:
+    """Decides which samples are new, and keeps the account.
+
+    A sample is dropped, for the first of these reasons that holds, as `near_empty`, `over_long`, `in_base` or
+    `duplicate` (of another new one).
+    """
+
+    schema: pa.Schema
+    indexes: Sequence[ShardIndex]
+    settings: MergeSettings
+    vocabulary: int | None
+    seen: SeenDigests = field(default_factory=SeenDigests)
+    added: dict[tuple[str, str], Added] = field(default_factory=dict)
+
+    def take(self, run: Run, source: str, group: Group) -> NewRows | None:
+        """The new rows of a group; None when there is none."""
+        rows = self._examined(run, group)
+        digests = digest_rows(rows)
+        domain = group.provenance["domain"][0].as_py()
+        added = self.added.setdefault((run.name, source), Added(run.name, source, domain))
+        kept = self._kept(rows, digests, added)
+        added.assembled += len(digests)
+        if not len(kept):
+            return None
+        totals = Totals()
+        totals.add(rows.tokens[kept], rows.supervised[kept])
+        added.totals.include(totals)
+        samples, provenance = group
+        if len(kept) < len(digests):
+            taken = pa.array(kept)
+            samples, provenance = samples.take(taken), provenance.take(taken)
+        return NewRows(self._cast(run, samples), provenance, digests[kept], totals)
+
+    def _examined(self, run: Run, group: Group) -> SampleRows:
+        try:
+            return examine(group.samples, self.vocabulary)
+        except RowFaultError as fault:
+            prompt = group.provenance["prompt_id"][fault.row].as_py()
+            raise UserError(
+                f"run {run.name}: the sample of prompt {prompt}: {fault}; remove the samples of its chunk and assemble "
+                f"them again with `dflash-stack submit {run.name}`"
+            ) from fault
+
+    def _kept(self, rows: SampleRows, digests: Digests, added: Added) -> npt.NDArray[np.int64]:
+        near_empty = rows.supervised < self.settings.min_supervised_tokens
+        longest = self.settings.max_length
+        over_long = (rows.tokens > longest if longest else np.zeros_like(near_empty)) & ~near_empty
+        in_base = are_known(digests, self.indexes) & ~near_empty & ~over_long
+        reasons = {"near_empty": near_empty, "over_long": over_long, "in_base": in_base}
+        added.dropped.update({reason: int(rows.sum()) for reason, rows in reasons.items() if rows.any()})
+        candidates = np.flatnonzero(~(near_empty | over_long | in_base))
+        kept = candidates[self.seen.add(digests[candidates])]
+        if len(kept) < len(candidates):
+            added.dropped["duplicate"] += len(candidates) - len(kept)
+        return kept
+
+    def _cast(self, run: Run, samples: pa.RecordBatch) -> pa.Table:
+        try:
+            columns = [samples.column(field.name).cast(field.type) for field in self.schema]
+        except pa.ArrowInvalid as error:
+            raise UserError(
+                f"run {run.name}: its samples do not fit the corpus' columns {describe(self.schema)} ({error}); "
+                "save the corpus anew with wider integers"
+            ) from error
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+
+def assembled_chunks(run: Run) -> list[AssembledChunk]:
+    """All of a run's chunks.
+
+    Raises:
+        UserError: the run has none, some are not assembled, or all of them together have no sample.
+    """
+    chunks = read_chunks(run)
+    if not chunks:
+        raise UserError(f"run {run.name} has no chunks; enqueue with `dflash-stack submit`")
+    assembled, missing = [], []
+    for chunk in chunks:
+        try:
+            counts = read_json(run.assembled(chunk.chunk))
+            assembled.append(AssembledChunk(chunk, counts["samples"], counts["tokens"]))
+        except FileNotFoundError:
+            missing.append(chunk.chunk)
+    if missing:
+        raise UserError(
+            f"run {run.name}: {len(missing)} of {len(chunks)} chunks are not assembled ({missing[0]} is the first); "
+            "wait for them (`dflash-stack status`), or enqueue them again with `dflash-stack submit`"
+        )
+    if not any(chunk.samples for chunk in assembled):
+        raise UserError(f"run {run.name} has not one sample to merge; `dflash-stack status` tells what became of them")
+    return assembled
+
+
+def read_groups(run: Run, chunks: Iterable[AssembledChunk]) -> Iterator[tuple[str, Group]]:
+    """The samples of a run with the name of their source, in the order of its chunks."""
+    for source, of_source in groupby(chunks, key=lambda assembled: assembled.chunk.source):
+        batches: list[pa.RecordBatch] = []
+        provenance: list[pa.RecordBatch] = []
+        rows = tokens = 0
+        for chunk, samples, chunk_tokens in of_source:
+            provenance += _read(run, run.provenance(chunk.chunk), PROVENANCE_SCHEMA, samples)
+            batches += _read(run, run.samples(chunk.chunk), SAMPLE_SCHEMA, samples)
+            rows += samples
+            tokens += chunk_tokens
+            if rows >= ROWS_A_GROUP or tokens >= TOKENS_A_GROUP:
+                yield source, _group(batches, provenance)
+                batches, provenance, rows, tokens = [], [], 0, 0
+        if rows:
+            yield source, _group(batches, provenance)
+
+
+def _read(run: Run, path: Path, schema: pa.Schema, expected: int) -> list[pa.RecordBatch]:
+    """The batches of a small file, copied into memory.
+
+    Raises:
+        UserError: it is damaged, of another schema, or has not the rows that were counted.
+    """
+    try:
+        with pa.ipc.open_stream(path.read_bytes()) as reader:
+            batches = list(reader)
+            found = reader.schema
+    except (OSError, pa.ArrowInvalid) as error:
+        raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if not found.equals(schema):
+        raise UserError(
+            f"{path}: columns {describe(found)}, expected {describe(schema)}; remove {path.parent} and assemble the "
+            f"run again with `dflash-stack submit {run.name}`"
+        )
+    check_balance(f"{path}", expected, {"rows": sum(batch.num_rows for batch in batches)})
+    return batches
+
+
+def _group(batches: Sequence[pa.RecordBatch], provenance: Sequence[pa.RecordBatch]) -> Group:
+    samples = pa.Table.from_batches(batches, schema=SAMPLE_SCHEMA).combine_chunks().to_batches()[0]
+    return Group(samples, pa.Table.from_batches(provenance, schema=PROVENANCE_SCHEMA).unify_dictionaries())
