@@ -1,4 +1,6 @@
-"""Lets torchvision be imported where its compiled operators cannot be loaded, in each process of the server.
+"""Prepares each process of the server, which Python does as the process starts: torchvision, and DFlash on a CPU.
+
+torchvision is made importable where its compiled operators cannot be loaded.
 
 The wheel's operators are linked to CUDA, and importing torchvision registers shapes for `nms` and `qnms`, which then
 do not exist. SGLang imports torchvision for image models only, in processes that it spawns; Python imports this
@@ -10,6 +12,8 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+
+from dflash_on_cpu import install
 
 
 class _BeforeTorchvision(MetaPathFinder):
@@ -28,3 +32,4 @@ def _declare_operators() -> None:
 
 
 sys.meta_path.insert(0, _BeforeTorchvision())
+install()
