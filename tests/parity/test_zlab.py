@@ -24,9 +24,7 @@ def test_a_block_after_its_context_gives_the_same_hidden_states(
     ids = torch.randint(2, 90, (1, 23), generator=torch.Generator().manual_seed(5))
     features = capture(target, ids, draft.architecture.target_layer_ids)
     block = torch.tensor([[17] + [MASK] * (BLOCK_SIZE - 1)])
-    theirs = ask(
-        "zlab", "forward", {"features": features, "inputs": target.embedding(block)}, draft=str(draft_folder)
-    )
+    theirs = ask("zlab", "forward", {"features": features, "inputs": target.embedding(block)}, draft=str(draft_folder))
     cache = DraftCache(draft)
     cache.append(features)
     torch.testing.assert_close(block_hidden(target, draft, 17, cache), theirs["hidden"][0], atol=2e-5, rtol=1e-4)

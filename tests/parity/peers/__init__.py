@@ -48,7 +48,9 @@ def ask(peer: str, question: str, tensors: dict[str, Tensor], **values: Any) -> 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         # Cloned: safetensors refuses two names for one memory, as a tied head and embedding are.
-        save_file({key: tensor.clone().contiguous() for key, tensor in tensors.items()}, folder / "question.safetensors")
+        save_file(
+            {key: tensor.clone().contiguous() for key, tensor in tensors.items()}, folder / "question.safetensors"
+        )
         (folder / "question.json").write_text(json.dumps({"question": question, "values": values}))
         process = _process(peer)
         assert process.stdin is not None
@@ -67,6 +69,8 @@ def _process(peer: str) -> subprocess.Popen[str]:
     # -P and the order of the path: the peer's `dflash` is meant, not this project's.
     settings = {"PYTHONPATH": f"{install(peer)}{os.pathsep}{ROOT}", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-P", "-W", "ignore", str(HERE / f"{peer}.py")]
-    process = subprocess.Popen(command, env=os.environ | settings, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=os.environ | settings, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     atexit.register(process.kill)
     return process

@@ -8,8 +8,9 @@ from importlib.machinery import PathFinder
 from types import ModuleType
 
 import torch
-from tests.parity.peers.exchange import answer
 from torch import Tensor
+
+from tests.parity.peers.exchange import answer
 
 for _name in ("speculators", "speculators.models", "speculators.models.dflash"):
     _parent = sys.modules.get(_name.rpartition(".")[0])
@@ -31,7 +32,7 @@ LOSSES = {
 
 
 def mask(tensors: dict[str, Tensor], block_size: int) -> dict[str, Tensor]:
-    """The mask [blocks * block_size, context + blocks * block_size] of a pack: documents [context], anchors [blocks]."""
+    """The mask of a pack: documents [context], anchors [blocks]."""
     documents = tensors["documents"]
     visible, rows, keys = create_anchor_block_mask_mod(documents, len(documents), tensors["anchors"], block_size)
     return {"mask": visible(torch.tensor(0), torch.tensor(0), torch.arange(rows)[:, None], torch.arange(keys)[None])}

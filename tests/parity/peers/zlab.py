@@ -1,10 +1,11 @@
 """What z-lab's dflash 0.1.0 answers (`dflash.model`)."""
 
 import torch
-from dflash.model import DFlashDraftModel, build_target_layer_ids, dflash_generate
-from tests.parity.peers.exchange import answer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+
+from dflash.model import DFlashDraftModel, build_target_layer_ids, dflash_generate
+from tests.parity.peers.exchange import answer
 
 
 def _draft(folder: str) -> DFlashDraftModel:

@@ -1,7 +1,7 @@
 """Lets SGLang run DFlash drafters with no GPU, by changing five of its modules as each is imported.
 
 SGLang 0.5.23 computes everything that DFLASH needs on a CPU too, but refuses the device, lacks one case in its plain
-torch attention, and assumes a GPU or bfloat16 in a line each. Nothing is changed for a server without speculative decoding.
+torch attention, and assumes a GPU or bfloat16 in a line each. A server without speculative decoding stays as it is.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def _attend_when_verifying(attention: Any) -> None:
     backend = attention.TorchNativeAttnBackend
     forward_extend = backend.forward_extend
 
-    def forward_any_extend(self: Any, q: Any, k: Any, v: Any, layer: Any, batch: Any, save_kv_cache: bool = True) -> Any:
+    def forward_any_extend(
+        self: Any, q: Any, k: Any, v: Any, layer: Any, batch: Any, save_kv_cache: bool = True
+    ) -> Any:
         if batch.forward_mode.is_target_verify():
             # A block is an extension of what is cached by as many tokens as are drafted.
             batch, prefix = copy.copy(batch), batch.seq_lens
