@@ -10,10 +10,14 @@ from typing import Any
 from dflash.acceptance import Answer, Counts, count, guess_everywhere, summarize
 from dflash.config import TrainingConfig
 from dflash.features import FeatureSource
+from dflash.journal import Journal
 from dflash.metrics import ACCEPTANCE_CURVE, append_line, best_step, drop_lines_after
 from dflash.model import DraftModel
-from dflash.rollouts import open_rollouts, read_prompts, roll_out
+from dflash.rollouts import read_prompts, roll_out, rollout_settings
 from dflash.target import Target
+
+# Prompts that the target answers at once.
+BATCH_SIZE = 8
 
 
 class AcceptanceCurve:
@@ -31,23 +35,19 @@ class AcceptanceCurve:
 
         Raises DflashError for unusable prompts or rollouts of other settings.
         """
-        assert config.acceptance is not None
-        self._every = config.acceptance.every
+        chosen = config.acceptance
+        assert chosen is not None
+        self._every = chosen.every
         self._last = config.steps
         self._path = config.output / ACCEPTANCE_CURVE
         self._target = target
-        self._prompts = read_prompts(config.acceptance.prompts, target)
-        rollouts = open_rollouts(
-            config.acceptance.rollouts or config.output / "rollouts.jsonl",
-            config.target,
-            config.acceptance.max_new_tokens,
-            config.target_dtype,
-        )
-        self._answers = [
-            Answer(prompt.input_ids, roll_out(target, prompt, rollouts, config.acceptance.max_new_tokens)["tokens"])
-            for prompt in self._prompts
-        ]
-        self._features = FeatureSource(target, target_layer_ids, config.acceptance.feature_cache_bytes)
+        self._prompts = read_prompts(chosen.prompts, target)
+        settings = rollout_settings(config.target, chosen.max_new_tokens, config.target_dtype)
+        rollouts = Journal(chosen.rollouts or config.output / "rollouts.jsonl", settings, replace_other=False)
+        for first in range(0, len(self._prompts), BATCH_SIZE):
+            roll_out(target, self._prompts[first : first + BATCH_SIZE], rollouts, chosen.max_new_tokens)
+        self._answers = [Answer(p.input_ids, rollouts.records[p.key]["tokens"]) for p in self._prompts]
+        self._features = FeatureSource(target, target_layer_ids, chosen.feature_cache_bytes)
         drop_lines_after(self._path, resumed_at)
         self._measured = {resumed_at} if best_step(self._path, at=resumed_at) is not None else set()
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash.decode import greedy_decode
+from dflash.decode_batch import greedy_decode_batch
 from dflash.errors import DflashError
 from dflash.journal import Journal
 from dflash.target import Target, target_identity
@@ -59,27 +59,18 @@ def read_prompts(path: Path, target: Target) -> list[Prompt]:
 
 
 def rollout_settings(target: Path, max_new_tokens: int, dtype: str) -> dict[str, Any]:
-    """Return what the target's answers depend on."""
+    """Return what the target's answers depend on: the identity of their file."""
     return {"target": target_identity(target), "max_new_tokens": max_new_tokens, "dtype": dtype}
 
 
-def open_rollouts(path: Path, target: Path, max_new_tokens: int, dtype: str) -> Journal:
-    """Open the file of answers. Raises DflashError when it was made with other settings."""
-    return Journal(path, rollout_settings(target, max_new_tokens, dtype), replace_other=False)
-
-
-def roll_out(target: Target, prompt: Prompt, rollouts: Journal, max_new_tokens: int) -> dict[str, Any]:
-    """Return the target's answer to `prompt` (tokens, logit gaps, seconds), making it if it is not there yet."""
-    found = rollouts.records.get(prompt.key)
-    if found is None:
-        start = time.monotonic()
-        output = greedy_decode(target, prompt.input_ids, max_new_tokens)
-        found = rollouts.add(
-            prompt.key,
-            {
-                "tokens": output.tokens,
-                "gaps": [round(gap, 6) for gap in output.gaps],
-                "seconds": time.monotonic() - start,
-            },
-        )
-    return found
+def roll_out(target: Target, prompts: list[Prompt], rollouts: Journal, max_new_tokens: int) -> None:
+    """Add the target's answers (tokens, logit gaps, seconds) to those of `prompts` that have none, in one batch."""
+    missing = [prompt for prompt in prompts if prompt.key not in rollouts.records]
+    if not missing:
+        return
+    start = time.monotonic()
+    outputs = greedy_decode_batch(target, [prompt.input_ids for prompt in missing], max_new_tokens)
+    seconds = (time.monotonic() - start) / len(missing)
+    for prompt, output in zip(missing, outputs, strict=True):
+        gaps = [round(gap, 6) for gap in output.gaps]
+        rollouts.add(prompt.key, {"tokens": output.tokens, "gaps": gaps, "seconds": seconds})

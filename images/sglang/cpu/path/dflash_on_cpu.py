@@ -122,8 +122,3 @@ class AfterImport(MetaPathFinder):
 
         spec.loader.exec_module = execute_and_change  # type: ignore[method-assign]
         return spec
-
-
-def install() -> None:
-    """Have the changes applied in this process."""
-    sys.meta_path.insert(0, AfterImport())
