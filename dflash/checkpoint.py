@@ -28,7 +28,17 @@ from dflash.model import DraftModel
 
 # What may change between the parts of one run. Folders may move: their content is compared instead.
 CHANGEABLE = frozenset(
-    {"target", "dataset", "output", "checkpoint_every", "keep", "log_every", "threads", "feature_cache_bytes"}
+    {
+        "target",
+        "dataset",
+        "output",
+        "acceptance",
+        "checkpoint_every",
+        "keep",
+        "log_every",
+        "threads",
+        "feature_cache_bytes",
+    }
 )
 
 
@@ -55,8 +65,9 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     run: dict[str, Any],
     keep: int,
+    best: int | None = None,
 ) -> Path:
-    """Publish a checkpoint and remove older ones beyond `keep`; the one at step 0 always stays."""
+    """Publish a checkpoint and remove older ones beyond `keep`; those of step 0 and of step `best` stay."""
     path = output / "checkpoints" / f"step-{progress.step:08d}"
     if not path.exists():
         with publish_folder(path) as folder:
@@ -69,7 +80,7 @@ def save_checkpoint(
             }
             write_json(folder / "state.json", {"progress": asdict(progress), "run": run, "versions": versions})
     for old in list_checkpoints(output)[:-keep]:
-        if old.name != f"step-{0:08d}":
+        if old.name not in {f"step-{0:08d}", f"step-{best or 0:08d}"}:
             shutil.rmtree(old)
     return path
 

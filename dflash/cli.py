@@ -95,7 +95,7 @@ def evaluate(
 
 @app.command()
 def export(
-    source: Annotated[Path, typer.Argument(help="A training run (its newest checkpoint), a checkpoint or a drafter.")],
+    source: Annotated[Path, typer.Argument(help="A training run (its best checkpoint), a checkpoint or a drafter.")],
     output: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
     target: Annotated[Path, typer.Option(help="Hugging Face folder of the target the drafter was trained for.")],
     dtype: Annotated[str, typer.Option(help="bfloat16 (as servers want it) or float32.")] = "bfloat16",
@@ -137,5 +137,7 @@ def _training_progress(bar: Progress) -> Callable[[dict[str, Any]], None]:
         bar.update(task, completed=line["step"])
         if "loss" in line:
             bar.update(task, note=f"loss {line['loss']:.3f}  {line['tokens_per_second']:.0f} tokens/s")
+        elif line.get("acceptance_length") is not None:
+            bar.console.print(f"step {line['step']}: acceptance length {line['acceptance_length']:.3f}")
 
     return show

@@ -61,6 +61,43 @@ class DraftConfig(_Config):
         return self
 
 
+class ObjectiveConfig(_Config):
+    """The weight of each term of the loss; `dflash.objective` defines them."""
+
+    ce: float = Field(default=1.0, ge=0, description="Cross entropy with decaying position weights.")
+    dpace: float = Field(default=0.0, ge=0, description="Cross entropy with D-PACE's position weights.")
+    kl: float = Field(default=0.0, ge=0, description="Divergence of the drafter from the target.")
+    tv: float = Field(default=0.0, ge=0, description="Total variation: the chance of a rejection when sampling.")
+    lk_alpha: float = Field(default=0.0, ge=0, description="Minus the logarithm of the chance of acceptance.")
+    lk_lambda: float = Field(default=0.0, ge=0, description="KL where acceptance is rare, TV where it is likely.")
+    dpace_alpha: float = Field(default=0.5, ge=0, le=1, description="Smoothing of D-PACE's confidences.")
+    lk_eta: float = Field(default=3.0, gt=0, description="How soon lk_lambda goes from KL to TV.")
+
+    @model_validator(mode="after")
+    def _has_a_term(self) -> ObjectiveConfig:
+        if not (self.ce or self.dpace or self.needs_teacher):
+            raise ValueError("every term has weight 0: give ce, dpace, kl, tv, lk_alpha or lk_lambda a weight")
+        return self
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether a term compares with the target's distribution: a step then runs the whole target."""
+        return bool(self.kl or self.tv or self.lk_alpha or self.lk_lambda)
+
+
+class AcceptanceConfig(_Config):
+    """Measuring acceptance while training, on prompts that are in no training sample."""
+
+    prompts: Path = Field(description="JSONL with prompt_id, source and input_ids on each line.")
+    every: int = Field(ge=1, description="Steps between measurements; the first is before step 1.")
+    max_new_tokens: int = Field(default=128, ge=2, description="Most tokens of the target's answer to a prompt.")
+    rollouts: Path | None = Field(
+        default=None,
+        description="File that keeps what the target alone answers; default: rollouts.jsonl in the run's folder.",
+    )
+    feature_cache_bytes: int = Field(default=0, ge=0, description="Memory for the answers' features.")
+
+
 class TrainingConfig(_Config):
     """One training run."""
 
@@ -71,9 +108,10 @@ class TrainingConfig(_Config):
     steps: int = Field(ge=1, description="Optimizer steps of the whole run; the learning rate ends there.")
     anchors: int = Field(default=512, ge=1, description="Blocks to train on, counted as anchors_per says.")
     anchors_per: Literal["pack", "sequence"] = Field(
-        default="sequence",
+        default="pack",
         description="pack: for one step in all, shared evenly; sequence: at most for each sample.",
     )
+    objective: ObjectiveConfig = ObjectiveConfig()
     gamma: float | None = Field(default=None, gt=0, description="Decay of position weights; default by block size.")
     learning_rate: float = Field(default=6e-4, gt=0, description="Peak learning rate of AdamW.")
     warmup_ratio: float = Field(default=0.04, ge=0, lt=1, description="Part of the steps with rising learning rate.")
@@ -93,8 +131,12 @@ class TrainingConfig(_Config):
         ge=0,
         description="Memory for target features kept between epochs; for runs on little data.",
     )
+    acceptance: AcceptanceConfig | None = Field(
+        default=None,
+        description="Measure acceptance while training and keep the best checkpoint by it.",
+    )
     checkpoint_every: int = Field(default=500, ge=1, description="Steps between checkpoints.")
-    keep: int = Field(default=2, ge=1, description="Newest checkpoints to keep, beside the one at step 0.")
+    keep: int = Field(default=2, ge=1, description="Newest checkpoints to keep, beside the first and the best.")
     log_every: int = Field(default=10, ge=1, description="Steps that one line of metrics covers.")
 
     @model_validator(mode="after")

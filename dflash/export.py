@@ -22,6 +22,7 @@ from dflash.architecture import (
 )
 from dflash.errors import DflashError
 from dflash.files import publish_folder, read_json, write_json
+from dflash.metrics import ACCEPTANCE_CURVE, best_step
 from dflash.model import DraftModel
 from dflash.target import Target, check_mask_token
 
@@ -103,9 +104,14 @@ def export_draft(source: Path, output: Path, target: Target, dtype: torch.dtype 
 
 
 def find_draft(source: Path) -> Path:
-    """Return the drafter folder of `source`: itself, a checkpoint's, or a run's newest checkpoint's."""
-    newest = sorted((source / "checkpoints").glob("step-*"))[-1:]
-    for folder in (source, source / "draft", *(checkpoint / "draft" for checkpoint in newest)):
+    """Return the drafter folder of `source`: itself, a checkpoint's, or that of a run's best checkpoint.
+
+    The best is that of the highest acceptance length, or the newest of a run that did not measure it.
+    """
+    checkpoints = sorted((source / "checkpoints").glob("step-*"))
+    best = best_step(source / ACCEPTANCE_CURVE)
+    chosen = checkpoints[-1:] if best is None else [source / "checkpoints" / f"step-{best:08d}"]
+    for folder in (source, source / "draft", *(checkpoint / "draft" for checkpoint in chosen)):
         if (folder / WEIGHTS).is_file() and (folder / "config.json").is_file():
             return folder
     raise DflashError(f"{source}: no drafter here (neither a drafter folder, a checkpoint nor a training run)")

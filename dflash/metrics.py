@@ -1,4 +1,4 @@
-"""Training metrics: sums over steps, and the line of `metrics.jsonl` they become."""
+"""Training metrics: sums over steps and the line of `metrics.jsonl` they become; files of one line a step."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 
 from dflash.objective import BlockLoss, Labels
+from dflash.pack import Pack
+
+# In a run's folder: a line for each step whose acceptance was measured.
+ACCEPTANCE_CURVE = "acceptance.jsonl"
 
 
 class StepSums:
@@ -18,22 +22,29 @@ class StepSums:
     def __init__(self, block_size: int) -> None:
         self.steps = 0
         self.loss = 0.0
+        self.terms: dict[str, float] = {}
         self.tokens = 0
+        self.supervised = 0
+        self.covered = 0
         self.seconds = 0.0
         self.correct = torch.zeros(block_size - 1, dtype=torch.long)
         self.labels = torch.zeros(block_size - 1, dtype=torch.long)
         self.accepted = 0
         self.complete_blocks = 0
 
-    def add(self, result: BlockLoss, labels: Labels, tokens: int, seconds: float) -> None:
-        """Take in one step over `tokens` tokens that took `seconds`."""
+    def add(self, result: BlockLoss, labels: Labels, pack: Pack, seconds: float) -> None:
+        """Take in one step on `pack` that took `seconds`."""
         correct = unflatten_correct(result.correct, labels).cpu()
         labelled = (labels.weights[:, 1:] > 0).cpu()
         # A slot without a label is neither right nor wrong: only complete blocks tell an acceptance length.
         complete = labelled.all(dim=1)
         self.steps += 1
         self.loss += float(result.loss.detach())
-        self.tokens += tokens
+        for name, value in result.terms.items():
+            self.terms[name] = self.terms.get(name, 0.0) + float(value)
+        self.tokens += len(pack.input_ids)
+        self.supervised += int((pack.loss_mask != 0).sum())
+        self.covered += len(labels.rows[labels.weights > 0].unique())
         self.seconds += seconds
         self.correct += correct.sum(0)
         self.labels += labelled.sum(0)
@@ -43,15 +54,18 @@ class StepSums:
     def line(self) -> dict[str, Any]:
         """Return the means: loss, accuracy (all and by position) and tokens/s.
 
-        `acceptance_estimate` is the mean over complete blocks of 1 + the number of leading hits, with the
-        data's tokens as the truth; decoding may differ.
+        `terms` are the parts of the loss before they are weighted. `coverage` is the share of the packs' supervised
+        tokens that were a label of some block. `acceptance_estimate` is the mean over complete blocks of 1 + the
+        number of leading hits, with the data's tokens as the truth; decoding may differ.
         """
         by_position = self.correct / self.labels.clamp(min=1)
         return {
             "loss": self.loss / self.steps,
+            "terms": {name: value / self.steps for name, value in self.terms.items()},
             "accuracy": float(self.correct.sum() / self.labels.sum().clamp(min=1)),
             "accuracy_by_position": [round(float(value), 4) for value in by_position],
             "acceptance_estimate": self.accepted / self.complete_blocks if self.complete_blocks else None,
+            "coverage": self.covered / max(self.supervised, 1),
             "tokens": self.tokens,
             "tokens_per_second": self.tokens / max(self.seconds, 1e-9),
         }
@@ -68,6 +82,21 @@ def append_line(path: Path, value: dict[str, Any]) -> None:
     """Append one JSON line and flush it to the operating system, so that readers see it at once."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def best_step(path: Path, at: int | None = None) -> int | None:
+    """Return the first step of the highest acceptance length in the curve at `path`; None where nothing is measured.
+
+    Args:
+        at: look at the line of this step alone.
+    """
+    best: tuple[float, int] | None = None
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        value = json.loads(line)
+        length = value["acceptance_length"]
+        if length is not None and at in (None, value["step"]) and (best is None or length > best[0]):
+            best = (length, value["step"])
+    return None if best is None else best[1]
 
 
 def drop_lines_after(path: Path, step: int) -> None:

@@ -1,8 +1,20 @@
-"""The block objective: cross entropy with exponentially falling position weights, under a frozen head.
+"""What a drafter is trained on: losses of each block's guesses, under a frozen head.
 
-Slot k of a block (k = 0 is the anchor) predicts the token at anchor + k, with no shift. Its weight is
-exp(-(k - 1) / gamma) for k >= 1, zero where the position is outside the document or not supervised, and the
-loss is sum(w * CE) / sum(w). (DFlash paper, section A.1 for gamma.)
+Slot k of a block (k = 0 is the anchor) predicts the token at anchor + k, with no shift. With q the drafter's
+distribution at slot k, p the target's at position anchor + k - 1, y the token and alpha = sum(min(p, q)):
+
+    ce         -log q(y)                                           DFlash paper
+    dpace      -log q(y), weighted by D-PACE instead of decay      arXiv 2605.18810
+    kl         sum(p * log(p / q))
+    tv         1 - alpha, the chance that a sampled guess is rejected
+    lk_alpha   -log(max(alpha, 1e-5))                              arXiv 2602.23881
+    lk_lambda  l * kl + (1 - l) * tv, l = exp(-eta * alpha)        arXiv 2602.23881; l is a constant to the gradient
+
+All but dpace are weighted by w = exp(-(k - 1) / gamma) and divided by sum(w). dpace weighs slot k by the sum over the
+labelled slots i >= k of the product of (1 - a) * q_j(y_j) + a over the labelled slots j <= i, a constant to the
+gradient, and divides by the number of blocks with a label. Peers differ in what they divide by: SpecForge divides
+dpace by the number of sequences, speculators everything by the number of labels; the values by slot are the same.
+speculators' `ce` predicts the target's most likely token, ours the data's.
 """
 
 from __future__ import annotations
@@ -11,21 +23,29 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from dflash.config import ObjectiveConfig
+
+LEAST_ALPHA = 1e-5
+TERMS = ("ce", "dpace", "kl", "tv", "lk_alpha", "lk_lambda")
 
 
 class Labels(NamedTuple):
-    """Targets of block rows, both [blocks, block_size]: token ids, and weights (fp32; zero: not a label)."""
+    """Targets of block slots, all [blocks, block_size].
+
+    Token ids; decay weights (fp32; zero: not a label); and the row of the pack that holds the token.
+    """
 
     ids: Tensor
     weights: Tensor
+    rows: Tensor
 
 
 class BlockLoss(NamedTuple):
-    """The loss (scalar with gradient); each supervised row's cross entropy and whether its argmax hit."""
+    """The loss (scalar with gradient), and without gradient each term's value and each label's hit (bool)."""
 
     loss: Tensor
-    cross_entropy: Tensor
+    terms: dict[str, Tensor]
     correct: Tensor
 
 
@@ -48,68 +68,168 @@ def block_labels(
     inside &= documents[rows] == documents[anchors][:, None]
     supervised = inside & (loss_mask[rows] != 0) & (offsets > 0)[None]
     decay = torch.exp(-(offsets - 1).clamp(min=0).float() / gamma)
-    return Labels(input_ids[rows], supervised.float() * decay[None])
+    return Labels(input_ids[rows], supervised.float() * decay[None], rows)
 
 
-def reference_block_loss(hidden: Tensor, head: Tensor, labels: Labels) -> BlockLoss:
+def reference_block_loss(
+    hidden: Tensor, head: Tensor, labels: Labels, objective: ObjectiveConfig, teacher: Tensor | None = None
+) -> BlockLoss:
     """The objective as written above, with all logits at once: what `chunked_block_loss` is tested against.
 
     Args:
         hidden: [blocks, block_size, hidden], the drafter's normed output.
         head: [vocabulary, hidden], the target's frozen output weights.
         labels: from `block_labels`.
+        objective: the weight of each term.
+        teacher: [tokens, hidden], the target's normed last hidden states of the pack; for kl, tv and lk only.
     """
     logits = hidden.float() @ head.float().T
-    cross_entropy = F.cross_entropy(logits.flatten(0, 1), labels.ids.flatten(), reduction="none")
-    weights = labels.weights.flatten()
-    kept = weights > 0
-    correct = logits.argmax(-1).flatten() == labels.ids.flatten()
-    loss = (cross_entropy * weights).sum() / weights.sum()
-    return BlockLoss(loss, cross_entropy[kept].detach(), correct[kept])
+    log_q = logits.log_softmax(-1)
+    labelled = labels.weights > 0
+    decay = labels.weights / labels.weights.sum()
+    values = {"ce": -log_q.gather(-1, labels.ids[..., None]).squeeze(-1)}
+    values["dpace"] = values["ce"]
+    if teacher is not None:
+        log_p = (teacher[labels.rows - 1].float() @ head.float().T).log_softmax(-1)
+        alpha = torch.minimum(log_p.exp(), log_q.exp()).sum(-1)
+        values["kl"] = (log_p.exp() * (log_p - log_q)).sum(-1)
+        values["tv"] = 1 - alpha
+        values["lk_alpha"] = -alpha.clamp(min=LEAST_ALPHA).log()
+        share = torch.exp(-objective.lk_eta * alpha.detach())
+        values["lk_lambda"] = share * values["kl"] + (1 - share) * values["tv"]
+    dpace = dpace_weights(values["ce"].detach(), labelled, objective.dpace_alpha) / labelled.any(-1).sum()
+    terms = {
+        name: (torch.where(labelled, values[name], 0.0) * (dpace if name == "dpace" else decay)).sum()
+        for name, weight in term_weights(objective).items()
+        if weight
+    }
+    loss = torch.stack([term_weights(objective)[name] * value for name, value in terms.items()]).sum()
+    correct = (logits.argmax(-1) == labels.ids)[labelled]
+    return BlockLoss(loss, {name: value.detach() for name, value in terms.items()}, correct)
 
 
-def chunked_block_loss(hidden: Tensor, head: Tensor, labels: Labels, chunk_blocks: int) -> BlockLoss:
+def term_weights(objective: ObjectiveConfig) -> dict[str, float]:
+    """Return the weight of each of TERMS."""
+    return {name: float(getattr(objective, name)) for name in TERMS}
+
+
+def dpace_weights(cross_entropy: Tensor, labelled: Tensor, alpha: float) -> Tensor:
+    """Return D-PACE's weights [blocks, slots] of `cross_entropy`; slots that are not `labelled` (bool) get zero."""
+    confidence = (1 - alpha) * torch.exp(-cross_entropy) + alpha
+    reached = torch.where(labelled, confidence, 1.0).cumprod(-1) * labelled
+    return reached.flip(-1).cumsum(-1).flip(-1) * labelled
+
+
+def chunked_block_loss(
+    hidden: Tensor,
+    head: Tensor,
+    labels: Labels,
+    objective: ObjectiveConfig,
+    chunk_blocks: int,
+    teacher: Tensor | None = None,
+) -> BlockLoss:
     """`reference_block_loss` in bounded memory: logits exist for `chunk_blocks` blocks at a time.
 
-    Only supervised rows reach the head. As the head is frozen, the gradient of the rows is computed in the
-    forward pass while the chunk's logits are at hand, so nothing is recomputed.
+    Only labelled rows reach the head. As the head is frozen, the gradient of the rows is computed in the forward
+    pass while the chunk's logits are at hand, so nothing is recomputed.
     """
-    kept = labels.weights.flatten() > 0
-    rows = hidden.flatten(0, 1)[kept]
-    weights = labels.weights.flatten()[kept]
-    weighted_sum, cross_entropy, correct = _FrozenHeadCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        rows, head, labels.ids.flatten()[kept], weights, chunk_blocks * (hidden.shape[1] - 1)
+    labelled = labels.weights > 0
+    rows = hidden[labelled]
+    loss, terms, correct = _FrozenHead.apply(  # type: ignore[no-untyped-call]
+        rows, head, labels, objective, chunk_blocks, teacher
     )
-    return BlockLoss(weighted_sum / weights.sum(), cross_entropy, correct)
+    names = [name for name, weight in term_weights(objective).items() if weight]
+    return BlockLoss(loss, dict(zip(names, terms, strict=True)), correct)
 
 
-class _FrozenHeadCrossEntropy(torch.autograd.Function):
-    """sum(w * CE(rows @ head.T, ids)) whose gradient with respect to `rows` is made in the forward pass."""
+class _FrozenHead(torch.autograd.Function):
+    """The objective of labelled rows [labels, hidden], whose gradient is made in the forward pass."""
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, head: Tensor, ids: Tensor, weights: Tensor, chunk_rows: int
+        ctx: Any,
+        rows: Tensor,
+        head: Tensor,
+        labels: Labels,
+        objective: ObjectiveConfig,
+        chunk_blocks: int,
+        teacher: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        labelled = labels.weights > 0
+        blocks_with_labels = labelled.any(-1).sum()
+        total_decay = labels.weights.sum()
+        weights = {name: weight for name, weight in term_weights(objective).items() if weight}
+        sums = dict.fromkeys(weights, rows.new_zeros((), dtype=torch.float32))
         gradient = torch.empty_like(rows)
-        cross_entropy = torch.empty(len(rows), dtype=torch.float32, device=rows.device)
         correct = torch.empty(len(rows), dtype=torch.bool, device=rows.device)
-        for start in range(0, len(rows), chunk_rows):
-            part = slice(start, start + chunk_rows)
+        ends = [0, *labelled.sum(-1).cumsum(0).tolist()]
+        for first in range(0, len(labelled), chunk_blocks):
+            blocks = slice(first, first + chunk_blocks)
+            part = slice(ends[first], ends[min(first + chunk_blocks, len(labelled))])
+            mask = labelled[blocks]
             logits = (rows[part].to(head.dtype) @ head.T).float()
-            label = ids[part, None]
-            correct[part] = logits.argmax(-1) == ids[part]
-            normalizer = logits.logsumexp(-1, keepdim=True)
-            cross_entropy[part] = (normalizer - logits.gather(-1, label)).squeeze(-1)
-            # From here on the buffer holds d(sum w * CE) / d logits = w * (softmax - onehot).
-            slope = logits.sub_(normalizer).exp_()
-            slope.scatter_add_(-1, label, slope.new_full(label.shape, -1.0))
-            slope *= weights[part, None]
+            ids = labels.ids[blocks][mask][:, None]
+            correct[part] = logits.argmax(-1) == ids[:, 0]
+            log_q = logits.sub_(logits.logsumexp(-1, keepdim=True))
+            decay = labels.weights[blocks][mask] / total_decay
+            cross_entropy = -log_q.gather(-1, ids)[:, 0]
+            # The loss is a sum over rows of c * -log q(y), of k * KL and of t * -alpha, up to constants: its slope
+            # by the logits is (c + k) * q - c * onehot - k * p - t * q * (below - sum(below * q)).
+            c = decay * weights.get("ce", 0.0)
+            if "ce" in weights:
+                sums["ce"] = sums["ce"] + (cross_entropy * decay).sum()
+            if "dpace" in weights:
+                by_block = cross_entropy.new_zeros(mask.shape).masked_scatter(mask, cross_entropy)
+                share = dpace_weights(by_block, mask, objective.dpace_alpha)[mask] / blocks_with_labels
+                sums["dpace"] = sums["dpace"] + (cross_entropy * share).sum()
+                c = c + share * weights["dpace"]
+            if not objective.needs_teacher:
+                slope = log_q.exp_().mul_(c[:, None])
+            else:
+                assert teacher is not None
+                states = teacher[labels.rows[blocks][mask] - 1]
+                log_p = (states.to(head.dtype) @ head.T).float().log_softmax(-1)
+                p, q = log_p.exp(), log_q.exp()
+                alpha = torch.minimum(p, q).sum(-1)
+                kl = (p * log_p.sub_(log_q)).sum(-1)
+                k, t = _teacher_terms(weights, sums, objective, decay, alpha, kl)
+                # Where p == q either side may count; half of each is what autograd takes.
+                below = (q < p).float() + 0.5 * (q == p)
+                below -= (below * q).sum(-1, keepdim=True)
+                slope = q * ((c + k)[:, None] - t[:, None] * below) - k[:, None] * p
+            slope.scatter_add_(-1, ids, -c[:, None])
             gradient[part] = (slope.to(head.dtype) @ head).to(rows.dtype)
         ctx.save_for_backward(gradient)
-        ctx.mark_non_differentiable(cross_entropy, correct)
-        return (cross_entropy * weights).sum(), cross_entropy, correct
+        terms = torch.stack(list(sums.values()))
+        ctx.mark_non_differentiable(terms, correct)
+        return (terms * terms.new_tensor(list(weights.values()))).sum(), terms, correct
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         (gradient,) = ctx.saved_tensors
-        return gradient * upstream[0].to(gradient.dtype), None, None, None, None
+        return gradient * upstream[0].to(gradient.dtype), None, None, None, None, None
+
+
+def _teacher_terms(
+    weights: dict[str, float],
+    sums: dict[str, Tensor],
+    objective: ObjectiveConfig,
+    decay: Tensor,
+    alpha: Tensor,
+    kl: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Add the rows' teacher terms to `sums`; return the factors of KL's slope and of -alpha's slope by row."""
+    share = torch.exp(-objective.lk_eta * alpha)
+    alive = alpha.clamp(min=LEAST_ALPHA)
+    values = {
+        "kl": kl,
+        "tv": 1 - alpha,
+        "lk_alpha": -alive.log(),
+        "lk_lambda": share * kl + (1 - share) * (1 - alpha),
+    }
+    for name in values.keys() & weights.keys():
+        sums[name] = sums[name] + (values[name] * decay).sum()
+    k = weights.get("kl", 0.0) + weights.get("lk_lambda", 0.0) * share
+    t = weights.get("tv", 0.0) + weights.get("lk_lambda", 0.0) * (1 - share)
+    t = t + weights.get("lk_alpha", 0.0) * (alpha >= LEAST_ALPHA) / alive
+    return decay * k, decay * t

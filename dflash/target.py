@@ -101,6 +101,17 @@ def capture(target: Target, input_ids: Tensor, layer_ids: tuple[int, ...]) -> Te
     return torch.cat([outputs[i] for i in layer_ids], dim=-1)
 
 
+def capture_with_final(target: Target, input_ids: Tensor, layer_ids: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Return the features as `capture` does, and the last hidden states [batch, length, hidden] after the final norm.
+
+    All layers run; the head does not: the logits are the last hidden states times the head.
+    """
+    decoder: Any = target.model.get_decoder()  # type: ignore[no-untyped-call]
+    with torch.no_grad(), _taps(target, layer_ids, stop=False) as outputs:
+        final: Tensor = decoder(input_ids=input_ids, use_cache=False).last_hidden_state
+    return torch.cat([outputs[i] for i in layer_ids], dim=-1), final
+
+
 def forward_with_cache(
     target: Target, input_ids: Tensor, cache: Any, layer_ids: tuple[int, ...], **options: Any
 ) -> TargetOutput:

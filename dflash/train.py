@@ -15,16 +15,17 @@ import torch
 from dflash.anchors import sample_anchors
 from dflash.checkpoint import Progress, describe_run, list_checkpoints, resume, save_checkpoint
 from dflash.config import TrainingConfig
+from dflash.curve import AcceptanceCurve
 from dflash.data import Dataset, check_vocabulary, open_dataset, packs, trainable_rows
 from dflash.errors import DflashError
-from dflash.features import FeatureSource
+from dflash.features import FeatureSource, TargetStates
 from dflash.files import remove_unpublished, write_json
+from dflash.forward import forward_blocks
 from dflash.initialize import initialize
-from dflash.mask import block_mask
 from dflash.metrics import StepSums, append_line, drop_lines_after
 from dflash.model import DraftModel
 from dflash.objective import BlockLoss, Labels, block_labels, chunked_block_loss
-from dflash.pack import Pack, block_inputs, block_positions, build_pack
+from dflash.pack import Pack, build_pack
 from dflash.target import Target, load_target, target_identity
 
 # Keeps the draws of anchors apart from the draws of the shuffle, which share seed and epoch.
@@ -49,8 +50,8 @@ def train(
 
     Args:
         config: the run. On resuming it must be what it was, but for checkpoint.CHANGEABLE.
-        on_progress: called with each line of metrics.jsonl as it is written, and with {"step": n} after
-            other steps.
+        on_progress: called with each line of metrics.jsonl and acceptance.jsonl as it is written, and with
+            {"step": n} after other steps.
         should_stop: asked after each step; True ends the call with a checkpoint.
 
     Raises DflashError for a user's mistake and for a loss that is not finite (the last checkpoint stays
@@ -86,7 +87,8 @@ class _Run:
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
         )
-        self.features = FeatureSource(target, model.architecture.target_layer_ids, config.feature_cache_bytes)
+        taps = model.architecture.target_layer_ids
+        self.features = FeatureSource(target, taps, config.feature_cache_bytes, config.objective.needs_teacher)
         self.metrics = config.output / "metrics.jsonl"
         facts = {
             "fingerprint": dataset.fingerprint,
@@ -96,6 +98,9 @@ class _Run:
         }
         self.identity = describe_run(config, facts, target_identity(config.target))
         self.progress = self._start()
+        self.curve = None
+        if config.acceptance is not None:
+            self.curve = AcceptanceCurve(config, target, taps, self.progress.step)
 
     def _start(self) -> Progress:
         output = self.config.output
@@ -111,6 +116,7 @@ class _Run:
     def loop(self) -> TrainingResult:
         """Step until the last one or until asked to stop."""
         config = self.config
+        self._measure()
         checkpoint = self._save()
         sums = StepSums(config.draft.block_size)
         while self.progress.step < config.steps:
@@ -118,7 +124,8 @@ class _Run:
                 self._step(rows, sums)
                 step = self.progress.step
                 stopping = self.should_stop() or step == config.steps
-                saving = stopping or step % config.checkpoint_every == 0
+                # The curve's line comes before the checkpoint: a run killed between them measures again.
+                saving = self._measure() or stopping or step % config.checkpoint_every == 0
                 if saving or step % config.log_every == 0:
                     self._log(sums)
                     sums = StepSums(config.draft.block_size)
@@ -146,7 +153,7 @@ class _Run:
         per_sequence = config.anchors if config.anchors_per == "sequence" else None
         anchors = sample_anchors([sample.loss_mask for sample in samples], per_pack, per_sequence, rng)
         pack = build_pack(samples, anchors, self.target.device)
-        result, labels = pack_loss(self.model, self.target, pack, self.features.features(rows, samples), config)
+        result, labels = pack_loss(self.model, self.target, pack, self.features.states(rows, samples), config)
         loss = float(result.loss.detach())
         if not math.isfinite(loss):
             raise DflashError(
@@ -160,7 +167,7 @@ class _Run:
             group["lr"] = learning_rate(self.progress.step, config)
         self.optimizer.step()
         seconds = time.monotonic() - start
-        sums.add(result, labels, len(pack.input_ids), seconds)
+        sums.add(result, labels, pack, seconds)
         self.progress = replace(
             self.progress,
             step=self.progress.step + 1,
@@ -181,40 +188,35 @@ class _Run:
         append_line(self.metrics, line)
         self.on_progress(line)
 
+    def _measure(self) -> bool:
+        """Measure acceptance if it is due; return whether the drafter is the best so far."""
+        step = self.progress.step
+        if self.curve is None or not self.curve.is_due(step):
+            return False
+        self.on_progress(self.curve.measure(step, self.model))
+        return self.curve.best == step
+
     def _save(self) -> Path:
-        config = self.config
-        return save_checkpoint(config.output, self.progress, self.model, self.optimizer, self.identity, config.keep)
+        config, best = self.config, self.curve.best if self.curve is not None else None
+        return save_checkpoint(
+            config.output, self.progress, self.model, self.optimizer, self.identity, config.keep, best
+        )
 
 
 def pack_loss(
-    model: DraftModel, target: Target, pack: Pack, features: torch.Tensor, config: TrainingConfig
+    model: DraftModel, target: Target, pack: Pack, states: TargetStates, config: TrainingConfig
 ) -> tuple[BlockLoss, Labels]:
-    """Run the drafter on every block of a pack at once and return the loss (with gradient) and the labels.
-
-    Args:
-        features: [tokens, taps * hidden], the target's features of the pack.
-    """
+    """Run the drafter on every block of a pack at once and return the loss (with gradient) and the labels."""
     block_size = model.architecture.block_size
     labels = block_labels(
         pack.input_ids, pack.loss_mask, pack.documents, pack.anchors, block_size, config.effective_gamma
     )
     with torch.autocast(pack.input_ids.device.type, torch.bfloat16, enabled=config.dtype == "bfloat16"):
-        hidden = forward_blocks(model, target, pack, features)
-        result = chunked_block_loss(hidden, target.head, labels, config.loss_chunk_blocks)
+        hidden = forward_blocks(model, target, pack, states.features)
+        result = chunked_block_loss(
+            hidden, target.head, labels, config.objective, config.loss_chunk_blocks, states.final
+        )
     return result, labels
-
-
-def forward_blocks(model: DraftModel, target: Target, pack: Pack, features: torch.Tensor) -> torch.Tensor:
-    """Return the drafter's hidden states for every block of a pack: [blocks, block_size, hidden]."""
-    block_size = model.architecture.block_size
-    inputs = block_inputs(pack, target.embedding, block_size, model.architecture.mask_token_id)
-    hidden: torch.Tensor = model(
-        inputs.float().flatten(0, 1)[None],
-        block_positions(pack, block_size).flatten()[None],
-        model.context(features[None], pack.positions[None]),
-        block_mask(pack.documents, pack.anchors, block_size),
-    )
-    return hidden.view(len(pack.anchors), block_size, -1)
 
 
 def learning_rate(step: int, config: TrainingConfig) -> float:

@@ -231,6 +231,27 @@ class DraftSettings(Section):
     init_layer_ids: tuple[int, ...] | None = Field(default=None, description="the target's layers to begin from")
 
 
+class ObjectiveSettings(Section):
+    """The weight of each term of the loss, as `dflash.config.ObjectiveConfig` explains them."""
+
+    ce: float = Field(default=1.0, ge=0)
+    dpace: float = Field(default=0.0, ge=0)
+    kl: float = Field(default=0.0, ge=0)
+    tv: float = Field(default=0.0, ge=0)
+    lk_alpha: float = Field(default=0.0, ge=0)
+    lk_lambda: float = Field(default=0.0, ge=0)
+    dpace_alpha: float = Field(default=0.5, ge=0, le=1)
+    lk_eta: float = Field(default=3.0, gt=0)
+
+
+class AcceptanceSettings(Section):
+    """Measuring acceptance on the held-out prompts while training."""
+
+    every: int = Field(ge=1, description="steps between measurements")
+    max_new_tokens: int = Field(default=128, ge=2, description="most tokens of the target's answer to a prompt")
+    feature_cache_bytes: int = Field(default=0, ge=0, description="memory for the answers' features")
+
+
 class TrainSettings(Section):
     """How the drafter is trained. `anchors` and `block_size` carry the signal, `token_budget` only costs memory.
 
@@ -241,6 +262,7 @@ class TrainSettings(Section):
     steps: int = Field(ge=1)
     anchors: int = Field(default=1024, ge=1)
     anchors_per: Literal["pack", "sequence"] = "pack"
+    objective: ObjectiveSettings = ObjectiveSettings()
     gamma: float | None = Field(default=None, gt=0, description="decay of position weights; null: by block size")
     learning_rate: float = Field(default=6e-4, gt=0)
     warmup_ratio: float = Field(default=0.04, ge=0, lt=1)
@@ -256,8 +278,11 @@ class TrainSettings(Section):
     threads: int | None = Field(default=None, ge=1)
     loss_chunk_blocks: int = Field(default=128, ge=1, description="blocks whose logits are in memory at once")
     feature_cache_bytes: int = Field(default=0, ge=0, description="memory for features kept between epochs")
+    acceptance: AcceptanceSettings | None = Field(
+        default=None, description="measure acceptance while training and keep the best checkpoint by it"
+    )
     checkpoint_every: int = Field(default=500, ge=1, description="steps")
-    keep: int = Field(default=3, ge=1, description="checkpoints to keep, beside the one at step 0")
+    keep: int = Field(default=3, ge=1, description="checkpoints to keep, beside the first and the best")
     log_every: int = Field(default=10, ge=1, description="steps")
     job_timeout: int = Field(default=14 * 24 * 3600, gt=0, description="seconds")
 

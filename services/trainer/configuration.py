@@ -11,8 +11,11 @@ from services.runs import Run
 from services.settings import Settings
 
 
-def training_config(run: Run, settings: Settings) -> TrainingConfig:
+def training_config(run: Run, settings: Settings, held_out: Path) -> TrainingConfig:
+    """What `dflash train` gets; `held_out` is the file of held-out prompts, to be there if acceptance is measured."""
     values = settings.train.model_dump(exclude={"job_timeout"})
+    if settings.train.acceptance is not None:
+        values["acceptance"]["prompts"] = held_out
     return TrainingConfig(**values, target=settings.target.path, dataset=run.dataset, output=run.training)
 
 

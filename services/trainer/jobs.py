@@ -15,8 +15,10 @@ def train(run_name: str) -> None:
     run, settings = _open(run_name)
     if run.checkpoint(settings.train.steps).is_dir():
         return
+    if settings.train.acceptance is not None:
+        _publish_held_out(run, settings)
     config = run.training / "training.json"
-    replace_json(config, training_config(run, settings).model_dump(mode="json"))
+    replace_json(config, training_config(run, settings, _held_out(run)).model_dump(mode="json"))
     run_dflash(run.training / "train.log", "train", "--config", config)
 
 
@@ -27,10 +29,8 @@ def evaluate(run_name: str, which: str) -> None:
         return
     step = {"before": 0, "after": settings.train.steps}[which]
     _check_trained(run, step)
-    prompts = run.root / "evaluation" / "held_out.jsonl"
-    lines = "".join(held_out_lines(run, settings))
-    publish(prompts, partial(_write_text, lines))
-    arguments = evaluation_arguments(run, settings, which, step, prompts)
+    _publish_held_out(run, settings)
+    arguments = evaluation_arguments(run, settings, which, step, _held_out(run))
     run_dflash(run.root / "evaluation" / f"{which}.log", "evaluate", *arguments)
 
 
@@ -49,6 +49,15 @@ def _open(run_name: str) -> tuple[Run, Settings]:
     settings = read_settings(run)
     check_tokenizer(run, settings.target.path)
     return run, settings
+
+
+def _held_out(run: Run) -> Path:
+    return run.root / "evaluation" / "held_out.jsonl"
+
+
+def _publish_held_out(run: Run, settings: Settings) -> None:
+    lines = "".join(held_out_lines(run, settings))
+    publish(_held_out(run), partial(_write_text, lines))
 
 
 def _check_trained(run: Run, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Tiny random targets of two families, and a small dataset as `save_to_disk` writes it."""
+"""Tiny random targets of three families, and a small dataset as `save_to_disk` writes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, Features, List, Value
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from dflash.config import TrainingConfig
 from dflash.target import Target, load_target
@@ -33,8 +41,19 @@ def tiny_model(family: str, tied: bool) -> PreTrainedModel:
         "eos_token_id": 1,
         "bos_token_id": 0,
         "initializer_range": 0.3,
+        # Not the default: a drafter that did not take it over would be found out.
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
     }
     torch.manual_seed(7)
+    if family == "qwen3_5":
+        linear = {
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "full_attention_interval": 3,
+        }
+        return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**shape, **linear))  # type: ignore[no-untyped-call]
     if family == "llama":
         return LlamaForCausalLM(LlamaConfig(**shape))  # type: ignore[no-untyped-call]
     return Qwen3ForCausalLM(Qwen3Config(**shape))  # type: ignore[no-untyped-call]

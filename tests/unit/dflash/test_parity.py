@@ -20,10 +20,10 @@ from dflash.decode import (
     speculative_decode,
 )
 from dflash.errors import DflashError
+from dflash.forward import forward_blocks
 from dflash.initialize import initialize
 from dflash.pack import build_pack
 from dflash.target import Target, capture, wrap_target
-from dflash.train import forward_blocks
 
 DRAFT = DraftConfig(num_layers=2, block_size=5, mask_token_id=96)
 

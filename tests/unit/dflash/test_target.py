@@ -11,10 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash.errors import DflashError
-from dflash.target import Target, capture, check_mask_token, load_target, resolve_mask_token
+from dflash.target import Target, capture, check_mask_token, load_target, resolve_mask_token, wrap_target
+from tests.unit.dflash.conftest import tiny_model
 
 
-def test_features_are_the_hidden_states_after_the_tapped_layers(target: Target) -> None:
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_5"])
+def test_features_are_the_hidden_states_after_the_tapped_layers(family: str, tied: bool) -> None:
+    target = wrap_target(tiny_model(family, tied), Path(family))
     ids = torch.randint(2, 90, (2, 11), generator=torch.Generator().manual_seed(1))
     expected = target.model(input_ids=ids, output_hidden_states=True).hidden_states
     taps = (4, 0, 2)

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from dflash.config import DraftConfig, TrainingConfig
+from dflash.config import AcceptanceConfig, DraftConfig, ObjectiveConfig, TrainingConfig
 from services.errors import UserError
 from services.records import Prompt, write_prompts
 from services.runs import Run, create_run
-from services.settings import DraftSettings, TrainSettings, load_settings
+from services.settings import AcceptanceSettings, DraftSettings, ObjectiveSettings, TrainSettings, load_settings
 from services.trainer.configuration import evaluation_arguments, held_out_lines, training_config
 from services.trainer.supervise import run_dflash
 
@@ -20,15 +20,22 @@ def test_training_has_the_keys_of_dflash_and_no_others() -> None:
     ours = set(TrainSettings.model_fields) - {"job_timeout"}
     assert ours == set(TrainingConfig.model_fields) - PATHS
     assert set(DraftSettings.model_fields) == set(DraftConfig.model_fields)
+    assert ObjectiveSettings().model_dump() == ObjectiveConfig().model_dump()
+    assert set(AcceptanceSettings.model_fields) == set(AcceptanceConfig.model_fields) - {"prompts", "rollouts"}
 
 
 def test_training_config_carries_every_setting(tmp_path: Path) -> None:
     settings = load_settings(DEMO)
-    config = training_config(Run(tmp_path / "run"), settings)
-    assert config.draft.model_dump() == settings.train.draft.model_dump()
+    changed = {"acceptance": AcceptanceSettings(every=50), "objective": ObjectiveSettings(ce=0.5, lk_lambda=2.0)}
+    train = settings.train.model_copy(update=changed)
+    held_out = tmp_path / "held_out.jsonl"
+    config = training_config(Run(tmp_path / "run"), settings.model_copy(update={"train": train}), held_out)
     assert config.dataset == tmp_path / "run" / "dataset"
-    for name in set(TrainSettings.model_fields) - {"job_timeout", "draft"}:
-        assert getattr(config, name) == getattr(settings.train, name)
+    assert config.acceptance is not None
+    assert config.acceptance.prompts == held_out
+    carried = config.model_dump(exclude={"acceptance": {"prompts", "rollouts"}})
+    for name, value in train.model_dump(exclude={"job_timeout"}).items():
+        assert carried[name] == value
 
 
 def test_every_evaluation_shares_the_targets_own_answers(tmp_path: Path) -> None:

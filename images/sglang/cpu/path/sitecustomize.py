@@ -1,8 +1,9 @@
-"""Mends two things of SGLang on a CPU, in each process of the server; Python imports this module as each starts.
+"""Mends three things of SGLang on a CPU, in each process of the server; Python imports this module as each starts.
 
 - torchvision, which SGLang imports for image models only, registers shapes for `nms` and `qnms`. The wheel's operators
   are linked to CUDA and cannot be loaded here, so the two are declared before it is imported.
 - the attention backend decodes a batch in one call once it has been imported: see batched_decode.
+- DFlash drafters are accepted: see dflash_on_cpu.
 
 Nothing is done, and torch is not imported, until the one or the other is asked for.
 """
@@ -13,6 +14,8 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+
+from dflash_on_cpu import AfterImport
 
 BACKEND = "sglang.srt.layers.attention.torch_native_backend"
 
@@ -57,4 +60,4 @@ def _declare_operators() -> None:
         torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
-sys.meta_path[:0] = [_BeforeTorchvision(), _AfterBackend()]
+sys.meta_path[:0] = [_BeforeTorchvision(), AfterImport(), _AfterBackend()]
