@@ -91,9 +91,18 @@ def check_layout(stage: Stage, function: str | None, arguments: Any, keywords: A
     """Raises UserError unless a job is one that this version enqueues: a function of the stage, and short names."""
     module, _, name = (function or "").rpartition(".")
     job = getattr(importlib.import_module(JOB_MODULES[stage]), name, None) if module == JOB_MODULES[stage] else None
-    fits = inspect.isfunction(job) and len(inspect.signature(job).parameters) == len(arguments) and not keywords
-    if not fits or not all(isinstance(argument, str) for argument in arguments):
+    if not _takes(job, arguments, keywords) or not all(isinstance(argument, str) for argument in arguments):
         raise UserError(f"job {function}{tuple(arguments)} in queue {stage} {OLDER_LAYOUT}")
+
+
+def _takes(job: Any, arguments: Any, keywords: Any) -> bool:
+    if not inspect.isfunction(job):
+        return False
+    try:
+        inspect.signature(job).bind(*arguments, **keywords)
+    except TypeError:
+        return False
+    return True
 
 
 def do_not_retry_user_errors(
