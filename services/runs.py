@@ -269,8 +269,13 @@ def publish_folder(final: Path, fill: Callable[[Path], None]) -> bool:
 
 def replace_json(final: Path, content: dict[str, Any]) -> None:
     """Write a JSON file that may be written again, whole at any moment (reports and snapshots, not results)."""
+    replace_text(final, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def replace_text(final: Path, text: str) -> None:
+    """The same with any text."""
     with _temporary(final) as temporary:
-        _write_text(temporary, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        _write_text(temporary, text)
         temporary.replace(final)
 
 

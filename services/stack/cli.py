@@ -15,7 +15,7 @@ from services.errors import UserError
 from services.ledger import plan_chunks
 from services.logs import configure_logs
 from services.queues import JOB_MODULES, Stage, connect
-from services.runs import Run, create_run, open_run, read_json, read_settings
+from services.runs import Run, create_run, open_run, read_json, read_settings, replace_text
 from services.settings import Addresses, Settings, load_settings
 from services.stack import stages
 from services.stack.estimate import Estimate, estimate
@@ -287,6 +287,25 @@ def stack_files(
     from services.stack.demo.containers import write_stack_files
 
     write_stack_files(load_settings(config), folder, env_file)
+
+
+@app.command("render")
+def render_compose(
+    gpus: Annotated[int, typer.Option(min=1, help="cards 0 to GPUS - 1 serve, one server a card")],
+    compose: Annotated[Path, typer.Option(help="compose.yaml of any number of cards")] = Path("compose.yaml"),
+    output: Annotated[Path | None, typer.Option(help="file to write; default: the terminal")] = None,
+) -> None:
+    """Write compose.yaml for another number of cards."""
+    from services.stack.render import render
+
+    try:
+        text = render(compose.read_text(encoding="utf-8"), gpus)
+        if output is None:
+            sys.stdout.write(text)
+        else:
+            replace_text(output, text)
+    except OSError as error:
+        raise UserError(f"{error.filename}: {error.strerror}; name another file") from error
 
 
 @app.command()
