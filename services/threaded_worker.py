@@ -28,7 +28,7 @@ from services.workers import QueueWorker
 
 # A killed worker's jobs are found again this many seconds after its last beat.
 HEARTBEAT_TTL = 30
-BEAT_SECONDS = 5.0
+BEAT_SECONDS = 2.0
 DEQUEUE_SECONDS = 1
 SCHEDULE_SECONDS = 1.0
 REDIS_PAUSE_SECONDS = 1.0
