@@ -135,7 +135,8 @@ class Servers:
     def rate(self, server: Server) -> float:
         """Answer tokens a second over the last two minutes."""
         now = time.monotonic()
-        tokens = sum(tokens for at, tokens in server.answered if now - at <= RATE_WINDOW_SECONDS)
+        # The worker's thread asks: a copy, as answers come in meanwhile.
+        tokens = sum(tokens for at, tokens in list(server.answered) if now - at <= RATE_WINDOW_SECONDS)
         return tokens / max(1.0, min(RATE_WINDOW_SECONDS, now - self._begun))
 
     def stop(self) -> None:

@@ -14,11 +14,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import aiohttp
 import pytest
@@ -84,12 +85,17 @@ def _run(folder: Path, settings: Settings, count: int) -> Run:
 @contextlib.contextmanager
 def processes(*commands: list[str]) -> Iterator[list[subprocess.Popen[bytes]]]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
-    started = [
-        subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for command in commands
-    ]
+    with tempfile.TemporaryFile() as log:
+        started = [subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log) for command in commands]
+        yield from _until_one_ends(started, log)
+
+
+def _until_one_ends(started: list[subprocess.Popen[bytes]], log: IO[bytes]) -> Iterator[list[subprocess.Popen[bytes]]]:
     try:
         yield started
+        if any(process.poll() is not None for process in started):
+            log.seek(0)
+            sys.stdout.write(log.read()[-3000:].decode(errors="replace"))
     finally:
         for process in started:
             process.kill()
@@ -155,7 +161,7 @@ def _ideal_seconds(lengths: list[int], slots: int, rate: float) -> float:
 
 
 def test_slots(redis: Redis, tmp_path: Path) -> None:
-    compression, count = 30.0, 10_000
+    compression, count = 30.0, 8_000
     # 1,180 tokens a second a card.
     load = Load(
         slots=SLOTS, tokens_per_second=1180 / SLOTS * compression, mean_tokens=REFERENCE_MEAN, sigma=0.8, longest=16_384
@@ -166,18 +172,18 @@ def test_slots(redis: Redis, tmp_path: Path) -> None:
     ideal = _ideal_seconds(lengths, SERVERS * SLOTS, load.tokens_per_second)
     with fakes(SERVERS, load) as urls, workers(1, tmp_path, urls) as (worker,):
         reconcile(run, settings, redis)
-        while _state(urls)["requests"] == 0:
+        while _state(urls)["requests"] == 0 and worker.poll() is None:
             time.sleep(0.02)
         began = time.monotonic()
         time.sleep(0.2 * ideal)
         before, cpu, at = _state(urls), _cpu_seconds(worker), time.monotonic()
         time.sleep(0.4 * ideal)
         after, cpu_after, at_after = _state(urls), _cpu_seconds(worker), time.monotonic()
-        while _state(urls)["tokens"] < sum(lengths):
+        while _state(urls)["tokens"] < sum(lengths) and worker.poll() is None:
             time.sleep(0.1)
         took = time.monotonic() - began
         chunks = read_chunks(run)
-        while not all(run.summary(chunk.chunk).is_file() for chunk in chunks):
+        while not all(run.summary(chunk.chunk).is_file() for chunk in chunks) and worker.poll() is None:
             time.sleep(0.5)
     window = at_after - at
     use = (after["busy_seconds"] - before["busy_seconds"]) / window / (SERVERS * SLOTS)
@@ -204,6 +210,7 @@ def test_size(redis: Redis, tmp_path: Path) -> None:
         reconcile(run, settings, redis)
         chunks = read_chunks(run)
         while not all(run.summary(chunk.chunk).is_file() for chunk in chunks):
+            assert all(worker.poll() is None for worker in started)
             time.sleep(5)
             resident.append([_resident(worker) for worker in started])
             of_redis.append(int(redis.info("memory")["used_memory"]))  # type: ignore[index]
