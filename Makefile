@@ -49,7 +49,7 @@ test-chaos: ## Kill workers, servers and Redis while a run goes on, and count wh
 
 .PHONY: bench-generate
 bench-generate: envs tools ## Measure generation: slot use, producer CPU, the reference run's 193,010 prompts
-	$(ENVS)/producer/bin/python $(RUN_IN) --rootdir . -p no:cacheprovider -s tests/benchmarks/bench_generate.py
+	$(ENVS)/producer/bin/python $(RUN_IN) -q -s tests/benchmarks/bench_generate.py
 
 .PHONY: test-stack
 test-stack: envs tools materials ## Build the cpu images, bring the stack up in containers, and run the pipeline in it

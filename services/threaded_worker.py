@@ -28,7 +28,7 @@ from services.workers import QueueWorker
 
 # A killed worker's jobs are found again this many seconds after its last beat.
 HEARTBEAT_TTL = 30
-BEAT_SECONDS = 5.0
+BEAT_SECONDS = 2.0
 DEQUEUE_SECONDS = 1
 SCHEDULE_SECONDS = 1.0
 REDIS_PAUSE_SECONDS = 1.0
@@ -110,9 +110,10 @@ class ThreadedWorker(QueueWorker, SimpleWorker):
         if not isinstance(exc_info[1], HandedBackError):
             super()._finalize_failure(job, queue, execution, exc_info)
             return
+        # Killed between the two, the job is delivered twice, and not lost.
+        queue.enqueue_job(job, at_front=True)
         with self.connection.pipeline() as pipeline:
             self.cleanup_execution(job, pipeline=pipeline, execution=execution)
-            queue.enqueue_job(job, pipeline=pipeline, at_front=True)
             pipeline.execute()
         self._structlog.info("job_handed_back", job=job.id)
 

@@ -82,10 +82,12 @@ async def _fill_and_publish(session: Session, chunk: Chunk, journal: Journal, be
     run = session.run
     final = run.completions(chunk.chunk)
     if not final.is_file():
+        # Its turn, before anything is awaited: chunks are served in the order in which they came.
+        priority = session.next_priority()
         prompts = await asyncio.to_thread(_read_chunk, run, chunk)
         missing = [prompt for prompt in prompts if prompt.prompt_id not in journal.finished]
         structlog.get_logger().info("chunk_started", prompts=len(prompts), journaled=len(prompts) - len(missing))
-        await _complete(session, missing, journal, begun)
+        await _complete(session, missing, journal, priority, begun)
         prompt_ids = [prompt.prompt_id for prompt in prompts]
         await _when_there_is_space(session, lambda: asyncio.to_thread(_publish, session, chunk, prompt_ids))
     await _when_there_is_space(session, lambda: asyncio.to_thread(_publish_summary, run, chunk))
@@ -119,12 +121,10 @@ def _publish_summary(run: Run, chunk: Chunk) -> None:
     publish_json(run.summary(chunk.chunk), content)
 
 
-async def _complete(session: Session, prompts: list[Prompt], journal: Journal, begun: Callable[[], None]) -> None:
-    """Get every prompt's completion into the journal.
-
-    Chunks are served in the order in which they came here, so that a later one fills what an earlier one leaves.
-    """
-    priority = session.next_priority()
+async def _complete(
+    session: Session, prompts: list[Prompt], journal: Journal, priority: int, begun: Callable[[], None]
+) -> None:
+    """Get every prompt's completion into the journal; a chunk of less priority fills what this one leaves."""
     stopped = False
 
     async def complete(prompt: Prompt) -> None:

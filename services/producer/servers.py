@@ -26,6 +26,7 @@ from services.settings import Settings
 
 RATE_WINDOW_SECONDS = 120.0
 LONGEST_PROGRESS_INTERVAL = 10.0
+FIRST_LOOK_SECONDS = 3.0
 
 
 class ServersUnavailableError(Exception):
@@ -93,6 +94,7 @@ class Servers:
         self._settings = settings
         self._sample = sample
         self._stopped = False
+        self._opened = False
         self._order = itertools.count()
         self._in_flight = 0
         self._healthy_at = self._begun = time.monotonic()
@@ -135,7 +137,8 @@ class Servers:
     def rate(self, server: Server) -> float:
         """Answer tokens a second over the last two minutes."""
         now = time.monotonic()
-        tokens = sum(tokens for at, tokens in server.answered if now - at <= RATE_WINDOW_SECONDS)
+        # The worker's thread asks: a copy, as answers come in meanwhile.
+        tokens = sum(tokens for at, tokens in list(server.answered) if now - at <= RATE_WINDOW_SECONDS)
         return tokens / max(1.0, min(RATE_WINDOW_SECONDS, now - self._begun))
 
     def stop(self) -> None:
@@ -180,6 +183,8 @@ class Servers:
         self._hand_out()
 
     def _hand_out(self) -> None:
+        if not self._opened:
+            return
         ready = [server for server in self._servers.values() if server.healthy]
         for suspect, heap in ((True, self._suspects), (False, self._waiting)):
             while heap and self.free > 0:
@@ -209,7 +214,13 @@ class Servers:
         stall_timeout = self._settings.generate.stall_timeout
         while True:
             await self._resolve()
-            await asyncio.gather(*(self._probe(server) for server in self.all if not server.healthy))
+            probing = [asyncio.create_task(self._probe(server)) for server in self.all if not server.healthy]
+            if probing and not self._opened:
+                # The first that is ready must not get what is meant for all.
+                await asyncio.wait(probing, timeout=FIRST_LOOK_SECONDS)
+            self._opened = True
+            self._hand_out()
+            await asyncio.gather(*probing)
             if time.monotonic() - checked > min(LONGEST_PROGRESS_INTERVAL, stall_timeout / 4):
                 checked = time.monotonic()
                 await asyncio.gather(*(self._check_progress(server) for server in self.all if server.healthy))

@@ -8,6 +8,7 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.error import URLError
 
@@ -43,7 +44,14 @@ def redis(valkey: ValkeyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture(scope="session")
 def sglang_url(target_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The real SGLang server on the CPU, serving the target under the name `target`.
+    """The real SGLang server on the CPU, serving the target under the name `target`."""
+    with serving_sglang(target_path, tmp_path_factory.mktemp("sglang")) as (url, _):
+        yield url
+
+
+@contextmanager
+def serving_sglang(target: Path, folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A server of its own, its address and its process.
 
     DFLASH_TEST_SGLANG is the command that starts it, which takes the options of images/sglang/cpu/serve.py.
     """
@@ -51,15 +59,16 @@ def sglang_url(target_path: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = shlex.split(os.environ.get("DFLASH_TEST_SGLANG", SGLANG_COMMAND))
-    options = ["--model", str(target_path), "--served-model-name", "target", "--port", str(port)]
-    log = tmp_path_factory.mktemp("sglang") / "server.log"
+    options = ["--model", str(target), "--served-model-name", "target", "--port", str(port)]
+    log = folder / "server.log"
     with log.open("wb") as output:
         server = subprocess.Popen([*command, *options], stdout=output, stderr=output, start_new_session=True)
     try:
         _wait_for_health(f"http://127.0.0.1:{port}", server, log)
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}", server
     finally:
-        os.killpg(server.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
         server.wait()
 
 

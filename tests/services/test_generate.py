@@ -1,7 +1,9 @@
 """A chunk against servers that fail: nothing lost, nothing doubled, totals that add up."""
 
 import asyncio
+import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,10 +15,11 @@ import pytest
 
 from services.errors import UserError
 from services.ledger import count_generated
+from services.producer.generate import NoSpaceError
 from services.producer.journal import journaled
 from services.producer.servers import Pace, ServersUnavailableError
 from services.records import Chunk, Completion, read_completions
-from services.runs import Run
+from services.runs import Run, read_json
 from services.settings import Settings
 from tests.services.fake_sglang import END, FakeSglang, Fault
 from tests.services.generating import QUICK, append_to_journal, generate_once
@@ -225,3 +228,54 @@ def test_a_killed_worker_has_paid_for_nothing_twice(make_run: MakeRun) -> None:
         if completion.prompt_id in finished:
             assert completion.output_ids == finished[completion.prompt_id].output_ids
             assert server.asked[ids[0]] == 1
+
+
+def test_on_a_full_disk_answers_wait_for_space(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = iter([True] * 60)
+    write = os.write
+
+    def write_or_fail(descriptor: int, line: bytes) -> int:
+        if line.startswith(b'{"prompt_id"') and next(full, False):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, line)
+
+    monkeypatch.setattr(os, "write", write_or_fail)
+    with FakeSglang() as server:
+        completions = _generate(make_run(PROMPTS), server)
+    assert {completion.status for completion in completions} == {"completed"}
+    # What waited was not asked for again.
+    assert set(server.asked.values()) == {1}
+
+
+def test_a_disk_that_stays_full_ends_the_job_to_be_retried(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with FakeSglang() as server, monkeypatch.context() as patched:
+        patched.setattr("services.producer.journal.Journal._write", fail)
+        with pytest.raises(NoSpaceError, match="No space left on device; free space or rights there"):
+            _generate(make_run(PROMPTS), server, pace=Pace(patience=0.2, probe_interval=0.02))
+
+
+def test_a_folder_that_may_not_be_written_is_named(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_run(PROMPTS)
+    journal = made[0].journal("s-0")
+
+    def refuse(path: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("services.producer.generate.hold", refuse)
+    message = f"{journal}: Permission denied; free space or rights there, then `dflash-stack reconcile r`"
+    with FakeSglang() as server, pytest.raises(UserError, match=re.escape(message)):
+        _generate(made, server)
+
+
+def test_a_chunk_says_how_it_came_about(make_run: MakeRun) -> None:
+    run, _, _ = made = make_run(PROMPTS, temperature=0.6)
+    with FakeSglang() as server:
+        _generate(made, server)
+    origin = read_json(run.summary("s-0"))["origin"]
+    assert origin["model"] == "target"
+    assert origin["sampling"]["temperature"] == 0.6
+    assert origin["servers"] == {server.url: "fake"}
+    assert len(origin["revision"]) == 64

@@ -10,9 +10,12 @@ import pytest
 
 from services.errors import UserError
 from services.ledger import count_generated
+from services.producer import session
 from services.records import Chunk, read_completions
 from services.runs import Run
 from services.settings import Settings
+from tests.services.conftest import serving_sglang
+from tests.services.fake_sglang import FakeSglang, Fault
 from tests.services.generating import generate_once
 
 MakeRun = Callable[..., tuple[Run, Chunk, Settings]]
@@ -78,3 +81,23 @@ def test_a_server_of_another_model_is_refused(sglang_url: str, target_path: Path
     with pytest.raises(UserError, match="serves target, not other"):
         asyncio.run(generate_once(run, chunk, other, [sglang_url]))
     assert not run.completions("s-0").exists()
+
+
+def test_a_prompt_that_kills_the_server_is_quarantined_and_the_others_are_answered(
+    target_path: Path, tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One id outside the vocabulary ends the process; without our own check, it is sent."""
+    poison = [10_000_000, 1, 2]
+    run, chunk, settings = make_run([*PROMPTS, poison], target_path, max_new_tokens=8, temperature=0)
+    monkeypatch.setattr(session, "vocabulary_size", lambda _target: 1 << 30)
+
+    def fault(first: int, _asked: int) -> Fault:
+        return "drop" if first == poison[0] else None
+
+    with serving_sglang(target_path, tmp_path) as (url, server), FakeSglang(fault=fault) as other:
+        asyncio.run(generate_once(run, chunk, settings, [url, other.url]))
+        assert server.wait(60) != 0
+    completions = read_completions(run.completions("s-0"))
+    assert [completion.status for completion in completions] == [*["completed"] * len(PROMPTS), "failed"]
+    assert completions[-1].reason == "quarantined"
+    assert other.asked[poison[0]] <= 1
