@@ -70,6 +70,7 @@ def evaluate(
         typer.Option(help="File for the target's own answers; share it between evaluations on the same target."),
     ],
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to produce for a prompt.")] = 256,
+    batch_size: Annotated[int, typer.Option(help="Prompts decoded at once.")] = 8,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16, for target and drafter.")] = "float32",
     device: Annotated[str, typer.Option(help="A torch device, for example cpu or cuda.")] = "cpu",
     threads: Annotated[int | None, typer.Option(help="CPU threads of torch.")] = None,

@@ -118,6 +118,7 @@ class EvaluationConfig(_Config):
     report: Path = Field(description="The JSON report to write.")
     rollouts: Path = Field(description="File that keeps what the target alone answers, shared by evaluations.")
     max_new_tokens: int = Field(default=256, ge=2, description="Most tokens to produce for a prompt.")
+    batch_size: int = Field(default=8, ge=1, description="Prompts decoded at once.")
     dtype: DtypeName = Field(default="float32", description="Weights and arithmetic of target and drafter.")
     device: str = Field(default="cpu", description="A torch device.")
     threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; default: torch's choice.")

@@ -58,7 +58,7 @@ def new_cache(target: Target) -> DynamicCache:
 def greedy_decode(target: Target, prompt_ids: list[int], max_new_tokens: int) -> GreedyOutput:
     """Decode with the target alone, one token a pass. Raises DflashError for an empty prompt."""
     cache = new_cache(target)
-    step = _row(prompt_ids, target)
+    step = as_row(prompt_ids, target)
     tokens: list[int] = []
     gaps: list[float] = []
     while len(tokens) < max_new_tokens and not (tokens and tokens[-1] in target.end_token_ids):
@@ -67,7 +67,7 @@ def greedy_decode(target: Target, prompt_ids: list[int], max_new_tokens: int) ->
         # argmax, not topk: on equal logits the two may choose differently, and verification uses argmax.
         tokens.append(int(logits.argmax()))
         gaps.append(float(best.values[0] - best.values[1]))
-        step = _row(tokens[-1:], target)
+        step = as_row(tokens[-1:], target)
     return GreedyOutput(tokens, gaps)
 
 
@@ -78,13 +78,13 @@ def speculative_decode(
     shape = draft.architecture
     target_cache = new_cache(target)
     draft_cache = DraftCache(draft)
-    prefill = forward_with_cache(target, _row(prompt_ids, target), target_cache, shape.target_layer_ids)
+    prefill = forward_with_cache(target, as_row(prompt_ids, target), target_cache, shape.target_layer_ids)
     draft_cache.append(prefill.features)
     tokens = [int(prefill.logits[0, -1].argmax())]
     acceptance_lengths: list[int] = []
     while len(tokens) < max_new_tokens and tokens[-1] not in target.end_token_ids:
         block = [tokens[-1], *guess(target, draft, tokens[-1], draft_cache)]
-        verified = forward_with_cache(target, _row(block, target), target_cache, shape.target_layer_ids)
+        verified = forward_with_cache(target, as_row(block, target), target_cache, shape.target_layer_ids)
         choices = verified.logits[0].argmax(-1).tolist()
         accepted = count_accepted(block, choices)
         # The target now holds the whole block: what follows the last accepted guess goes out again.
@@ -92,7 +92,7 @@ def speculative_decode(
         if rejected:
             target_cache.crop(-rejected)
         draft_cache.append(verified.features[:, : accepted + 1])
-        kept = _cut([*block[1 : accepted + 1], choices[accepted]], max_new_tokens - len(tokens), target)
+        kept = cut_at_end([*block[1 : accepted + 1], choices[accepted]], max_new_tokens - len(tokens), target)
         tokens += kept
         acceptance_lengths.append(len(kept))
     return SpeculativeOutput(tokens, acceptance_lengths)
@@ -122,7 +122,7 @@ class DraftCache:
 def block_hidden(target: Target, draft: DraftModel, anchor: int, cache: DraftCache) -> Tensor:
     """Return the drafter's hidden states [block_size, hidden] for the block that `anchor` starts."""
     shape = draft.architecture
-    block = _row([anchor] + [shape.mask_token_id] * (shape.block_size - 1), target)
+    block = as_row([anchor] + [shape.mask_token_id] * (shape.block_size - 1), target)
     positions = torch.arange(cache.length, cache.length + shape.block_size, device=block.device)[None]
     inputs = target.embedding(block).to(draft.fc.weight.dtype)
     hidden: Tensor = draft(inputs, positions, cache.layers)[0]
@@ -146,7 +146,8 @@ def count_accepted(block: list[int], choices: list[int]) -> int:
     return accepted
 
 
-def _cut(tokens: list[int], room: int, target: Target) -> list[int]:
+def cut_at_end(tokens: list[int], room: int, target: Target) -> list[int]:
+    """Return at most `room` of `tokens`, none after an end token."""
     for i, token in enumerate(tokens[:room]):
         if token in target.end_token_ids:
             return tokens[: i + 1]
@@ -157,7 +158,8 @@ def _logits(target: Target, input_ids: Tensor, cache: Any) -> Tensor:
     return forward_with_cache(target, input_ids, cache, ()).logits
 
 
-def _row(ids: list[int], target: Target) -> Tensor:
+def as_row(ids: list[int], target: Target) -> Tensor:
+    """Return `ids` as [1, length] where the target is. Raises DflashError when there are none."""
     if not ids:
         raise DflashError("a prompt has no tokens: decoding needs at least one")
     return torch.tensor([ids], device=target.device)

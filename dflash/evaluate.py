@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dflash.config import EvaluationConfig
-from dflash.decode import greedy_decode, speculative_decode
+from dflash.decode_batch import greedy_decode_batch, speculative_decode_batch
 from dflash.errors import DflashError
 from dflash.export import check_pair, draft_identity, find_draft, load_draft
 from dflash.files import write_json
@@ -44,7 +44,7 @@ def evaluate(
 
     A killed evaluation goes on where it stopped: finished prompts are in REPORT.journal.jsonl, and the
     target's own answers in `config.rollouts`. `on_progress` gets {"done", "prompts", "prompt_id", "tokens"}
-    after each prompt.
+    for each prompt after its batch.
 
     Raises DflashError for unusable prompts, a drafter that does not fit the target, or rollouts of other
     settings.
@@ -66,18 +66,14 @@ def evaluate(
     rollouts = Journal(config.rollouts, settings, replace_other=False)
     journal_path = config.report.with_name(f"{config.report.stem}.journal.jsonl")
     journal = Journal(journal_path, settings | {"draft": draft_identity(draft_folder)}, replace_other=True)
-    for done, prompt in enumerate(prompts, start=1):
-        if prompt.key not in rollouts.records:
-            rollouts.add(prompt.key, _roll_out(target, prompt, config))
-        record = journal.records.get(prompt.key) or journal.add(prompt.key, _decode(target, draft, prompt, config))
-        on_progress(
-            {
-                "done": done,
-                "prompts": len(prompts),
-                "prompt_id": prompt.prompt_id,
-                "tokens": len(record["tokens"]),
-            }
-        )
+    done = 0
+    for batch in _batches(prompts, config.batch_size):
+        _roll_out(target, [prompt for prompt in batch if prompt.key not in rollouts.records], config, rollouts)
+        _decode(target, draft, [prompt for prompt in batch if prompt.key not in journal.records], config, journal)
+        for prompt in batch:
+            done += 1
+            tokens = len(journal.records[prompt.key]["tokens"])
+            on_progress({"done": done, "prompts": len(prompts), "prompt_id": prompt.prompt_id, "tokens": tokens})
     pairs = [(journal.records[prompt.key], rollouts.records[prompt.key]) for prompt in prompts]
     report = build_report(pairs, draft.architecture.block_size, config.tie_gap)
     report["settings"] = settings | {"block_size": draft.architecture.block_size, "draft": str(draft_folder)}
@@ -117,24 +113,36 @@ def _check_ids(prompts: list[Prompt], vocab_size: int, path: Path) -> None:
             raise DflashError(f"{path}: prompt {prompt.prompt_id} has a token outside the target's {vocab_size} tokens")
 
 
-def _roll_out(target: Target, prompt: Prompt, config: EvaluationConfig) -> dict[str, Any]:
-    start = time.monotonic()
-    output = greedy_decode(target, prompt.input_ids, config.max_new_tokens)
-    return {
-        "tokens": output.tokens,
-        "gaps": [round(gap, 6) for gap in output.gaps],
-        "seconds": time.monotonic() - start,
-    }
+def _batches(prompts: list[Prompt], size: int) -> Iterator[list[Prompt]]:
+    for start in range(0, len(prompts), size):
+        yield prompts[start : start + size]
 
 
-def _decode(target: Target, draft: DraftModel, prompt: Prompt, config: EvaluationConfig) -> dict[str, Any]:
+def _roll_out(target: Target, prompts: list[Prompt], config: EvaluationConfig, rollouts: Journal) -> None:
+    if not prompts:
+        return
     start = time.monotonic()
-    output = speculative_decode(target, draft, prompt.input_ids, config.max_new_tokens)
-    seconds = time.monotonic() - start
-    return {
-        "prompt_id": prompt.prompt_id,
-        "source": prompt.source,
-        "tokens": output.tokens,
-        "acceptance_lengths": output.acceptance_lengths,
-        "seconds": seconds,
-    }
+    outputs = greedy_decode_batch(target, [prompt.input_ids for prompt in prompts], config.max_new_tokens)
+    seconds = (time.monotonic() - start) / len(prompts)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        gaps = [round(gap, 6) for gap in output.gaps]
+        rollouts.add(prompt.key, {"tokens": output.tokens, "gaps": gaps, "seconds": seconds})
+
+
+def _decode(
+    target: Target, draft: DraftModel, prompts: list[Prompt], config: EvaluationConfig, journal: Journal
+) -> None:
+    if not prompts:
+        return
+    start = time.monotonic()
+    outputs = speculative_decode_batch(target, draft, [prompt.input_ids for prompt in prompts], config.max_new_tokens)
+    seconds = (time.monotonic() - start) / len(prompts)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        record = {
+            "prompt_id": prompt.prompt_id,
+            "source": prompt.source,
+            "tokens": output.tokens,
+            "acceptance_lengths": output.acceptance_lengths,
+            "seconds": seconds,
+        }
+        journal.add(prompt.key, record)

@@ -15,7 +15,7 @@ DEFINITIONS = {
         "limit are not kept; 1.0 means no guess was ever right"
     ),
     "acceptance_by_position": "entry k - 1: share of verifications in which guesses 1 to k were all kept",
-    "tokens_per_second": "produced tokens / seconds of decoding, the prompt's pass included",
+    "tokens_per_second": "produced tokens / seconds of decoding in batches, the prompts' own passes included",
     "degenerate": f"answers whose last {LOOP_TAIL} tokens repeat with a period of at most {LOOP_PERIOD}",
     "lossless": "every produced token equals what the target alone produces with its own cache, greedily",
     "numeric_ties": (

@@ -101,10 +101,15 @@ def capture(target: Target, input_ids: Tensor, layer_ids: tuple[int, ...]) -> Te
     return torch.cat([outputs[i] for i in layer_ids], dim=-1)
 
 
-def forward_with_cache(target: Target, input_ids: Tensor, cache: Any, layer_ids: tuple[int, ...]) -> TargetOutput:
-    """Run the whole target on `input_ids` [batch, length] after `cache`, which grows by them."""
+def forward_with_cache(
+    target: Target, input_ids: Tensor, cache: Any, layer_ids: tuple[int, ...], **options: Any
+) -> TargetOutput:
+    """Run the whole target on `input_ids` [batch, length] after `cache`, which grows by them.
+
+    `options` go to the model's forward: such as logits_to_keep, or a mask and positions of the caller's own.
+    """
     with torch.no_grad(), _taps(target, layer_ids, stop=False) as outputs:
-        logits = target.model(input_ids=input_ids, past_key_values=cache, use_cache=True).logits
+        logits = target.model(input_ids=input_ids, past_key_values=cache, use_cache=True, **options).logits
     features = torch.cat([outputs[i] for i in layer_ids], dim=-1) if layer_ids else logits.new_empty(0)
     return TargetOutput(features, logits)
 

@@ -242,6 +242,7 @@ class EvaluateSettings(Section):
     """How acceptance is measured: options of `dflash evaluate`."""
 
     max_new_tokens: int = Field(default=256, ge=2)
+    batch_size: int = Field(default=8, ge=1)
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     device: str = "cuda"
     threads: int | None = Field(default=None, ge=1)

@@ -5,6 +5,7 @@
 The tools come last on the path: whatever else a test imports has to be in that image's lock.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -17,6 +18,8 @@ def main() -> int:
         sys.stderr.write("run_in: the tools are not there: python3 services/environments.py tests\n")
         return 1
     sys.path.append(str(tools))
+    # For torch in this process and in those that tests start: spinning threads take the cores from each other.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import pytest
 
     return int(pytest.main(sys.argv[1:]))

@@ -25,6 +25,7 @@ def evaluation_arguments(run: Run, settings: Settings, name: str, step: int, pro
         "report": run.evaluation(name),
         "rollouts": prompts.with_name("rollouts.jsonl"),
         "max-new-tokens": settings.evaluate.max_new_tokens,
+        "batch-size": settings.evaluate.batch_size,
         "dtype": settings.evaluate.dtype,
         "device": settings.evaluate.device,
     }

@@ -19,9 +19,8 @@ HERE = Path(__file__).resolve().parent
 ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "HF_HUB_OFFLINE": "1",  # the model is a folder: nothing is fetched
-    # Waiting threads spin for some microseconds, as the next operation is near, then give the cores to the workers
-    # beside the server.
-    "GOMP_SPINCOUNT": "30000",
+    # A waiting thread that spins takes a core from the very thread that it waits for, once anything else runs here.
+    "OMP_WAIT_POLICY": "passive",
     # sgl_kernel and sitecustomize, for the server and each process that it spawns.
     "PYTHONPATH": str(HERE / "path"),
 }
@@ -40,7 +39,7 @@ OPTIONS = [
     "--sleep-on-idle",
     # Otherwise the cache of keys and values takes most of the memory.
     "--max-total-tokens=16384",
-    "--max-running-requests=32",
+    "--max-running-requests=48",
 ]
 
 

@@ -134,7 +134,7 @@ def test_the_report_counts_every_token_by_source(target_folder: Path, draft_fold
 
 
 def test_a_killed_evaluation_goes_on_where_it_stopped(target_folder: Path, draft_folder: Path, tmp_path: Path) -> None:
-    config = evaluation(target_folder, draft_folder, tmp_path)
+    config = evaluation(target_folder, draft_folder, tmp_path, batch_size=2)
 
     class Killed(BaseException):
         pass

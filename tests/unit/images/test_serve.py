@@ -93,3 +93,35 @@ print(rows[:2].tolist())
         "[112, 113] [100, 101, 102]",
         "[[2.0, 3.0], [0.0, 1.0]]",
     ]
+
+
+@pytest.mark.slow
+def test_decoding_in_one_call_equals_the_backends_own_loop() -> None:
+    program = """
+import torch
+from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend as backend
+from batched_decode import batched
+one_call = backend._run_sdpa_forward_decode
+assert one_call.__module__ == "batched_decode", "the server would not use it"
+(one_by_one,) = [c.cell_contents for c in one_call.__closure__]
+
+torch.manual_seed(0)
+requests, heads, shared, size, slots = 5, 6, 2, 16, 400
+query = torch.randn(requests, heads, size)
+keys, values = torch.randn(2, slots, shared, size)
+rows = torch.randperm(slots - 1)[: 8 * 40].view(8, 40).add(1).to(torch.int32)
+lengths = torch.tensor([1, 40, 7, 23, 40])
+chosen = torch.tensor([6, 0, 3, 7, 2])
+values[0] = float("nan")
+for row, length in zip(chosen, lengths):
+    rows[row, length:] = 0  # a slot of nobody
+def run(decode, **more):
+    output = torch.full_like(query, float("nan"))
+    given = (None, query, output, keys, values, rows, chosen, lengths)
+    decode(*given, scaling=0.3, enable_gqa=True, causal=False, is_cross_attn=False, **more)
+    return output
+torch.testing.assert_close(run(one_call), run(one_by_one))
+torch.testing.assert_close(run(one_call, encoder_lens=torch.zeros(5, dtype=torch.long)), run(one_by_one))
+print("equal")
+"""
+    assert in_server_environment(program).splitlines()[-1] == "equal"
