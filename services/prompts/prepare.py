@@ -59,7 +59,7 @@ def prepare_run(
         "tokenizer": chat.tokenizer_fingerprint(settings.target.path),
     }
     record_rendering(run, rendering)
-    decontaminate = settings.prepare.decontaminate
+    decontaminate, base = settings.prepare.decontaminate, settings.merge.base
     evaluation = EvaluationSets(decontaminate, {shape.name: locate(shape).files for shape in decontaminate.against})
     progress = Progress(run, settings.sources)
     taken = Taken(settings)
@@ -78,7 +78,7 @@ def prepare_run(
         "mix": accounts.mix(listed, settings.prepare.corpus),
         "warnings": [*accounts.warnings(listed, settings.sources), *_thinking_warning(settings, tokenizer)],
         "evaluation_sets": evaluation.accounts,
-        "corpus_prompts": len(taken.of_corpus) + len(taken.tokenized.hashes),
+        "corpora": {**taken.corpora, **({"tokenized": {"prompts": len(taken.tokenized.hashes)}} if base else {})},
         **rendering,
         "tools": "template" if renderer.tools_in_template else "system prompt",
         "vocabulary_size": vocabulary_size(settings.target.path),

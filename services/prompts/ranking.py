@@ -38,7 +38,7 @@ def prompt_id(conversation: Conversation) -> str:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
     except UnicodeEncodeError:
         raise Rejected("not_utf8") from None
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         raise Rejected("not_json") from None
 
 

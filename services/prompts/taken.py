@@ -1,9 +1,11 @@
 """What is taken already, so that no further prompt may equal it."""
 
+from collections import Counter
 from typing import Any
 
 import pyarrow.parquet as pq
 
+from services.errors import UserError
 from services.prompts.existing import TokenizedPrompts
 from services.prompts.hub import locate
 from services.prompts.near_duplicates import NearDuplicates
@@ -21,18 +23,33 @@ class Taken:
     def __init__(self, settings: Settings) -> None:
         near = settings.prepare.deduplicate.near
         self.of_corpus: set[str] = set()
+        self.corpora: dict[str, Any] = {}
         self.of_run: set[str] = set()
         self.tokenized = TokenizedPrompts(settings.merge.base)
         self.near = NearDuplicates(near) if near is not None else None
 
     def add_corpus(self, settings: Settings, processes: Processes[Shared]) -> None:
-        """The existing corpus as text. Raises UserError when it cannot be read."""
+        """The existing corpus as text.
+
+        Raises:
+            UserError: a file cannot be read, or holds no prompt at all.
+        """
         for shape in settings.prepare.deduplicate.against:
-            blocks = (block for path in locate(shape).files for block in read_blocks(path, shape.columns()))
+            files = locate(shape).files
+            prompts, rejected = 0, Counter[str]()
+            blocks = (block for path in files for block in read_blocks(path, shape.columns()))
             for indexed in processes.map(index_block, ((shape, block) for block in blocks)):
+                prompts += len(indexed.names)
+                rejected.update(indexed.rejected)
                 self.of_corpus.update(indexed.names)
                 for signed in indexed.signatures:
                     self._add_signature(signed)
+            if not prompts:
+                raise UserError(
+                    f"existing corpus {shape.name}: no prompt in {', '.join(map(str, files))} (rejected: "
+                    f"{dict(rejected)}); check its adapter and column"
+                )
+            self.corpora[shape.name] = {"prompts": prompts, "rejected": dict(rejected)}
 
     def add_prepared(self, run: Run, source: SourceSettings, processes: Processes[Shared]) -> None:
         """A source that an earlier try has published."""

@@ -90,11 +90,11 @@ class Drawn(NamedTuple):
 
 
 class Indexed(NamedTuple):
-    """What later prompts are compared with."""
+    """What later prompts are compared with, and the rows that are no prompts."""
 
     names: list[str]
     signatures: list[Signature]
-    rejected: int
+    rejected: list[str]
 
 
 def scan(shared: Shared, task: ScanTask) -> Scanned:
@@ -123,18 +123,21 @@ def draw(shared: Shared, task: DrawTask) -> list[tuple[int, Drawn]]:
 def index_block(shared: Shared, task: tuple[RowsSettings, Block]) -> Indexed:
     """Names and signatures of the existing corpus' prompts in one block."""
     shape, block = task
-    conversations, rejected = [], 0
+    indexed = Indexed([], [], [])
     for row in parse_block(block, shared.settings.prepare.max_row_bytes):
         try:
-            conversations.append(_conversation(row, shape)[1])
-        except Rejected:
-            rejected += 1
-    return Indexed(*_index(shared, conversations), rejected)
+            _, conversation = _conversation(row, shape)
+            indexed.names.append(prompt_id(conversation))
+        except Rejected as error:
+            indexed.rejected.append(str(error))
+        else:
+            indexed.signatures.extend(_signatures(shared, conversation.messages))
+    return indexed
 
 
 def index_prompts(shared: Shared, messages: list[str]) -> list[Signature]:
     """Signatures of prompts that are published, given as the JSON texts of their messages."""
-    return _index(shared, [Conversation(json.loads(text)) for text in messages])[1]
+    return [signed for text in messages for signed in _signatures(shared, json.loads(text))]
 
 
 def pack(conversation: Conversation) -> bytes:
@@ -197,20 +200,12 @@ def _drawn(shared: Shared, source: SourceSettings, conversation: Conversation) -
         return Drawn("rejected", "template_refused", NO_IDS, False, None)
     if len(input_ids) > shared.settings.render.max_prompt_tokens:
         return Drawn("over_length", "", NO_IDS, False, None)
-    near = shared.settings.prepare.deduplicate.near
-    signed = None
-    if near is not None and source.near_duplicates == "drop":
-        signed = signature(user_text(conversation.messages), near)
-    return Drawn(None, "", np.array(input_ids, np.int32), shared.renderer.needs_text(conversation), signed)
+    signed = _signatures(shared, conversation.messages) if source.near_duplicates == "drop" else []
+    tools_as_text = shared.renderer.needs_text(conversation)
+    return Drawn(None, "", np.array(input_ids, np.int32), tools_as_text, signed[0] if signed else None)
 
 
-def _index(shared: Shared, conversations: list[Conversation]) -> tuple[list[str], list[Signature]]:
+def _signatures(shared: Shared, messages: list[dict[str, Any]]) -> list[Signature]:
+    """The prompt's signature; none when near duplicates are not looked for."""
     near = shared.settings.prepare.deduplicate.near
-    names = []
-    for conversation in conversations:
-        try:
-            names.append(prompt_id(conversation))
-        except Rejected:
-            continue
-    signatures = [signature(user_text(one.messages), near) for one in conversations] if near is not None else []
-    return names, signatures
+    return [signature(user_text(messages), near)] if near is not None else []

@@ -49,7 +49,7 @@ def parse(value: Any) -> Any:
         pass
     try:
         return ast.literal_eval(value)
-    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
         raise UnreadableError("neither JSON nor a Python literal") from error
 
 
@@ -85,11 +85,14 @@ def _tool_schema(function: Any) -> dict[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
         raise UnreadableError("a tool has no name")
     parameters = _json_schema(function.get("parameters") or {})
+    if not isinstance(parameters.get("properties") or {}, Mapping):
+        raise UnreadableError("a tool's properties are no mapping")
+    description = function.get("description")
     return {
         "type": "function",
         "function": {
             "name": tool_name(function["name"]),
-            "description": function.get("description") or "",
+            "description": description if isinstance(description, str) else "",
             "parameters": {**parameters, "type": "object", "properties": parameters.get("properties") or {}},
         },
     }

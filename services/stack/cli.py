@@ -74,6 +74,7 @@ def prepare(
     run, settings, operator = _open(run_name, config)
     stages.prepare(run, settings, operator, wait=not no_wait)
     if not run.prepared.is_file():
+        console.print("enqueued; give the command again to see how far it is")
         return
     content = read_json(run.prepared)
     if preview:

@@ -75,11 +75,17 @@ def _prepare(content: dict[str, Any], runs: Path, name: str, processes: int, sen
     began = time.monotonic()
     prepare_run(run, checked, tokenizer, processes)
     seconds = time.monotonic() - began
-    # The processes have ended, so the largest of them is known; each is counted as if it had been as large.
-    own, largest = (
-        resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    # The processes have ended, so their time and the memory of the largest are known.
+    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    sending.send(
+        {
+            "seconds": seconds,
+            "cpu_seconds": own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime,
+            "own_mb": own.ru_maxrss / 1024,
+            "largest_mb": children.ru_maxrss / 1024,
+            "prepared": str(run.prepared),
+        }
     )
-    sending.send({"seconds": seconds, "own_mb": own, "largest_mb": largest, "prepared": str(run.prepared)})
 
 
 def main() -> None:
@@ -102,7 +108,8 @@ def main() -> None:
             read = prepared["total"]["read"]
             print(
                 f"{'with' if near else 'without'} near duplicates: {read:,} rows in {measured['seconds']:.0f} s, "
-                f"{read / measured['seconds']:,.0f} rows/s on {arguments.processes} processes, "
+                f"{read / measured['seconds']:,.0f} rows/s on {arguments.processes} processes "
+                f"({measured['cpu_seconds']:.0f} s of CPU, start included), "
                 f"{prepared['total']['kept']:,} prompts; peak memory {measured['own_mb']:,.0f} MB, and at most "
                 f"{measured['largest_mb']:,.0f} MB in each process (shared pages counted in both)"
             )

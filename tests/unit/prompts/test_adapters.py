@@ -1,11 +1,14 @@
 """Rows of every known shape become conversations that await an answer, or are rejected with a reason."""
 
+import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from services.prompts.adapters import Conversation, Rejected, adapt
+from services.prompts.ranking import prompt_id
 from services.settings import SourceSettings
 
 USER = {"role": "user", "content": "Hi"}
@@ -140,3 +143,54 @@ def test_tools_come_from_their_column() -> None:
 def test_tools_that_cannot_be_read_reject_the_row() -> None:
     with pytest.raises(Rejected, match="bad_tools"):
         adapt({"column": [USER], "tools": "none, really"}, source("messages", tools_column="tools"))
+
+
+def anything(draw: random.Random, depth: int = 0) -> Any:
+    """A value as a damaged file may hold one: the right words in the wrong places."""
+    words = [
+        "",
+        "user",
+        "gpt",
+        "text",
+        "object",
+        "[]",
+        "{[]: 1}",
+        "{'a': b''}",
+        "\ud800",
+        "<tools>[1]</tools>",
+        "[" * 9999,
+    ]
+    keys = ["role", "from", "value", "content", "type", "text", "tool_calls", "function", "name", "arguments"]
+    keys += ["parameters", "properties", "items", "anyOf", "required", "description"]
+    match draw.randrange(7 if depth < 5 else 4):
+        case 0:
+            return draw.choice(words)
+        case 1:
+            return draw.choice([None, True, 0, 10**400, float("nan")])
+        case 2 | 3:
+            return draw.choice(words[1:4])
+        case 4:
+            return [anything(draw, depth + 1) for _ in range(draw.randrange(4))]
+        case _:
+            return {draw.choice(keys): anything(draw, depth + 1) for _ in range(draw.randrange(5))}
+
+
+@pytest.mark.parametrize("adapter", ["messages", "sharegpt", "turns", "question"])
+def test_whatever_a_row_holds_it_is_adapted_or_rejected(adapter: str) -> None:
+    draw = random.Random(adapter)
+    structured = {"tools_in_system": True} if adapter in {"messages", "sharegpt"} else {}
+    shape = source(adapter, tools_column="tools", **structured)
+    adapted = 0
+    for _ in range(1500):
+        row = {"column": anything(draw), "tools": anything(draw) if draw.random() < 0.5 else None}
+        if structured and draw.random() < 0.5:
+            texts = [(role, anything(draw)) for role in ("system", "user")]
+            row["column"] = [{"role": role, "from": role, "content": text, "value": text} for role, text in texts]
+        try:
+            conversation = adapt(row, shape)
+            prompt_id(conversation)
+        except Rejected:
+            continue
+        adapted += 1
+        json.dumps(conversation.messages).encode()
+    assert adapted > 10

@@ -141,7 +141,7 @@ def test_prompts_that_overlap_an_evaluation_set_are_dropped_and_counted(
 
 
 def test_prompts_of_the_existing_corpus_are_dropped_by_their_text(prepare_rows: PrepareRows, tmp_path: Path) -> None:
-    held = [{"q": "What is 3 + 1?"}, {"q": f"{STORY} Why?"}]
+    held = [{"q": "What is 3 + 1?"}, {"q": f"{STORY} Why?"}, {"q": "\ud800"}]
     corpus = {"name": "old", "files": [str(write_lines(tmp_path / "old.jsonl", held))]}
     against = [{**corpus, "adapter": "question", "column": "q"}]
     run, content = prepare_rows(
@@ -150,6 +150,10 @@ def test_prompts_of_the_existing_corpus_are_dropped_by_their_text(prepare_rows: 
     )
     assert content["sources"]["a"]["duplicates"] == {"in_corpus": 1, "near": 1}
     assert len(ids(run)) == 5
+    assert content["corpora"] == {"old": {"prompts": 2, "rejected": {"not_utf8": 1}}}
+    wrong = {"against": [{**against[0], "column": "other"}]}
+    with pytest.raises(UserError, match=r"existing corpus old: no prompt in .*missing_column"):
+        prepare_rows("wrong", sources={"a": {"rows": questions(6), "quota": 9}}, prepare={"deduplicate": wrong})
 
 
 def test_prompts_of_the_existing_corpus_are_dropped_by_their_token_ids(
@@ -166,7 +170,7 @@ def test_prompts_of_the_existing_corpus_are_dropped_by_their_token_ids(
     run, content = prepare_rows(sources={"a": {"rows": questions(6), "quota": 9}}, merge={"base": str(base)})
     assert content["sources"]["a"]["duplicates"] == {"in_corpus": 1}
     assert "What is 3 + 1?" not in texts(run)
-    assert content["corpus_prompts"] == 1
+    assert content["corpora"] == {"tokenized": {"prompts": 1}}
 
 
 def test_an_existing_corpus_that_cannot_be_read_is_told(prepare_rows: PrepareRows, tmp_path: Path) -> None:
