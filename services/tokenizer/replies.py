@@ -202,8 +202,8 @@ class ReplyFinder:
         content, reasoning = message["content"], message.get("reasoning_content", "")
         return (
             message["role"],
-            bool(content.strip()),
-            bool(reasoning.strip()),
+            _edges(content),
+            _edges(reasoning),
             self.encoder.added_in(content),
             self.encoder.added_in(reasoning),
             len(message.get("tool_calls") or ()),
@@ -250,6 +250,15 @@ class ReplyFinder:
             for options in ({}, self._options)
         ]
         return shown[0] != shown[1]
+
+
+def _edges(text: str) -> tuple[str, str] | None:
+    """The white space at a text's edges, which templates strip; None for nothing else."""
+    inner = text.strip()
+    if not inner:
+        return None
+    begin = len(text) - len(text.lstrip())
+    return text[:begin], text[begin + len(inner) :]
 
 
 def _fits(layout: Layout, pieces: list[str]) -> bool:
