@@ -6,6 +6,7 @@ start and imports. `--quick` is a small try-out.
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -160,10 +161,8 @@ def _ours(way: str, path: Path) -> dict[str, Any]:
 def _peer(environment: str, peer: str, path: Path) -> dict[str, Any]:
     python = PEERS / environment / "bin" / "python"
     command = [python, PEER, peer, TOKENIZER, path]
-    variables = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    output = subprocess.check_output(
-        ["env", *(f"{k}={v}" for k, v in variables.items()), *map(str, command)], text=True
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    output = subprocess.check_output([*map(str, command)], text=True, env=environment)
     result: dict[str, Any] = json.loads(output.splitlines()[-1])
     return result
 

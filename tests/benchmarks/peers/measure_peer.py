@@ -50,7 +50,7 @@ def speculators_ids(_tokenizer: Any, rows: list[dict[str, Any]]) -> tuple[int, i
 
 def main() -> None:
     peer, folder, path = sys.argv[1:4]
-    rows = [json.loads(line) for line in Path(path).open(encoding="utf-8")]
+    rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
     work = {"specforge": specforge, "speculators": speculators, "speculators_ids": speculators_ids}[peer]
     tokenizer = None
     if peer != "speculators_ids":
