@@ -154,6 +154,7 @@ def _make(folder: Path, source: Source, downloads: Path) -> None:
         about["bos_token"] = source.special[0]
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
     config = {"model_type": source.model_type, "vocab_size": tokenizer.get_vocab_size() + 256}
+    config["transformers_version"] = "5.0.0"  # an older one is warned of
     (folder / "config.json").write_text(json.dumps(config))
     tokenizer.save(str(folder / "tokenizer.json"))
 

@@ -31,34 +31,35 @@ PEERS = ROOT / "var" / "peers"
 PEER = ROOT / "tests" / "benchmarks" / "peers" / "measure_peer.py"
 BASE_ROWS, NEW_ROWS = 902_087, 192_995
 ROUNDS = 3
+TEXT_COLUMNS = ("turns", "way", "source tokens", "tok/s", "CPU x reference", "tokens out x in")
 TOKENS_A_ROW = 64
 # The story's mean prompt and completion.
 PROMPT_TOKENS, GENERATED_TOKENS = 500, 2712
 
 
 def bench_text(console: Console, conversations: int) -> list[dict[str, Any]]:
-    """One turn and 32 turns, of about the same tokens in all."""
+    """Conversations of one turn and of 32. The peers get fewer of the long ones, and are compared by source token."""
     results = []
-    table = _table(
-        console, "text to samples (Qwen3.6)", "turns", "way", "CPU s", "source tok/s", "x reference", "tokens out"
-    )
-    for turns in (1, 32):
-        path = FOLDER / f"conversations-{turns}.jsonl"
-        _write_conversations(path, max(8, conversations // turns), turns)
-        ways: dict[str, Callable[[], dict[str, Any]]] = {
-            "render + encode": lambda path=path: _ours("reference", path),
-            "ours": lambda path=path: _ours("ours", path),
-            "speculators 0.9.0": lambda path=path: _peer("speculators", "speculators", path),
-            "SpecForge 0.2.0": lambda path=path: _peer("specforge", "specforge", path),
+    table = _table(console, "text to samples (Qwen3.6)", *TEXT_COLUMNS)
+    for turns, count, of_peers in ((1, conversations, conversations), (32, conversations // 8, conversations // 256)):
+        ours, peers = (FOLDER / f"conversations-{turns}-{number}.jsonl" for number in (count, of_peers))
+        for path, number in ((ours, count), (peers, of_peers)):
+            _write_conversations(path, number, turns)
+        source = {path: _ours("reference", path)["tokens"] for path in {ours, peers}}
+        ways: dict[str, tuple[Path, Callable[[Path], dict[str, Any]]]] = {
+            "render + encode": (ours, lambda path: _ours("reference", path)),
+            "ours": (ours, lambda path: _ours("ours", path)),
+            "speculators 0.9.0": (peers, lambda path: _peer("speculators", "speculators", path)),
+            "SpecForge 0.2.0": (peers, lambda path: _peer("specforge", "specforge", path)),
         }
-        rounds = [{name: way() for name, way in ways.items()} for _ in range(ROUNDS)]
-        source = rounds[0]["render + encode"]["tokens"]
-        for name in ways:
-            cpu = statistics.median(one[name]["cpu"] for one in rounds)
-            ratio = statistics.median(one[name]["cpu"] / one["render + encode"]["cpu"] for one in rounds)
-            row = {"turns": turns, "way": name, "cpu": cpu, "ratio": ratio, "tokens": rounds[0][name]["tokens"]}
-            results.append({**row, "source_tokens": source})
-            table.add_row(f"{turns}", name, f"{cpu:.2f}", f"{source / cpu:,.0f}", f"{ratio:.2f}", f"{row['tokens']:,}")
+        rounds = [{name: work(path) for name, (path, work) in ways.items()} for _ in range(ROUNDS)]
+        for name, (path, _) in ways.items():
+            a_token = [one[name]["cpu"] / source[path] for one in rounds]
+            reference = [one["render + encode"]["cpu"] / source[ours] for one in rounds]
+            ratio = statistics.median(way / base for way, base in zip(a_token, reference, strict=True))
+            rate, made = 1 / statistics.median(a_token), rounds[0][name]["tokens"] / source[path]
+            results.append({"turns": turns, "way": name, "tokens_per_second": rate, "ratio": ratio, "made": made})
+            table.add_row(f"{turns}", name, f"{source[path]:,}", f"{rate:,.0f}", f"{ratio:.2f}", f"{made:.2f}")
     console.print(table)
     return results
 
