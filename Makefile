@@ -29,11 +29,20 @@ tools:
 materials: envs ## Put the demo's prompts, target model and existing corpus in place
 	@$(STACK) materials
 
+.PHONY: tokenizers
+tokenizers: ## Make the real tokenizers and chat templates that tests and benchmarks render with
+	@$(ENVS)/tokenizer/bin/python tests/real_tokenizers.py
+
+.PHONY: bench-data
+bench-data: envs materials tokenizers ## Measure text to samples, ids to samples and the merge against the peers' own code
+	tests/benchmarks/peers/install.sh
+	$(ENVS)/tokenizer/bin/python -m tests.benchmarks.bench_data
+
 .PHONY: test
 test: envs tools materials test-unit test-services test-chaos ## Pass the tests: unit tests, services on a real Redis and SGLang, chaos
 
 .PHONY: test-unit
-test-unit: ## Unit tests, each room's in its own image's environment
+test-unit: tokenizers ## Unit tests, each room's in its own image's environment
 	$(ENVS)/trainer/bin/python $(RUN_IN) tests/unit/dflash tests/unit/trainer
 	$(ENVS)/tokenizer/bin/python $(RUN_IN) tests/unit/prompts tests/unit/tokenizer tests/unit/chat
 	$(ENVS)/producer/bin/python $(RUN_IN) tests/unit/producer

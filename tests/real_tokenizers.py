@@ -28,25 +28,13 @@ QWEN_SPECIAL = [
     "<|endoftext|>",
     "<|im_start|>",
     "<|im_end|>",
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
+    *(f"<|{name}_{side}|>" for name in ("object_ref", "box", "quad", "vision") for side in ("start", "end")),
+    *(f"<|{name}_pad|>" for name in ("vision", "image", "video")),
 ]
 QWEN_PLAIN = [
     "<tool_call>",
     "</tool_call>",
-    "<|fim_prefix|>",
-    "<|fim_middle|>",
-    "<|fim_suffix|>",
-    "<|fim_pad|>",
+    *(f"<|fim_{name}|>" for name in ("prefix", "middle", "suffix", "pad")),
     "<|repo_name|>",
     "<|file_sep|>",
     "<tool_response>",
@@ -55,16 +43,17 @@ QWEN_PLAIN = [
     "</think>",
 ]
 LLAMA_SPECIAL = [
-    *["<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>"],
-    *[
-        "<|finetune_right_pad_id|>",
-        "<|step_id|>",
-        "<|start_header_id|>",
-        "<|end_header_id|>",
-        "<|eom_id|>",
-        "<|eot_id|>",
-    ],
-    *["<|python_tag|>", "<|image|>"],
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    *(f"<|reserved_special_token_{number}|>" for number in range(2)),
+    "<|finetune_right_pad_id|>",
+    "<|step_id|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eom_id|>",
+    "<|eot_id|>",
+    "<|python_tag|>",
+    "<|image|>",
 ]
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 REST = r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -165,6 +154,7 @@ def _make(folder: Path, source: Source, downloads: Path) -> None:
         about["bos_token"] = source.special[0]
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
     config = {"model_type": source.model_type, "vocab_size": tokenizer.get_vocab_size() + 256}
+    config["transformers_version"] = "5.0.0"  # an older one is warned of
     (folder / "config.json").write_text(json.dumps(config))
     tokenizer.save(str(folder / "tokenizer.json"))
 

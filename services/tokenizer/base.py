@@ -25,6 +25,7 @@ from services.tokenizer.content_index import ShardIndex, build_index, read_index
 from services.tokenizer.linking import How, link_file, worse
 
 MERGE_RECORD = "merge.json"
+CORPUS_RECORD = "corpus.json"
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,9 @@ def open_base(path: Path, columns: Mapping[str, str], tokenizer: str) -> Base:
         columns = theirs
     check_columns(schema, where)
     record = read_json(path / MERGE_RECORD) if (path / MERGE_RECORD).is_file() else {}
-    if record and record["tokenizer"] != tokenizer:
+    made_as_text = read_json(path / CORPUS_RECORD) if (path / CORPUS_RECORD).is_file() else {}
+    # A corpus of other origin does not tell; its ids are checked against the vocabulary.
+    if any(of.get("tokenizer", tokenizer) != tokenizer for of in (record, made_as_text)):
         raise UserError(f"{where}: it is of another tokenizer than the runs' target; merge what is of one model")
     return Base(folder, schema, columns, record)
 

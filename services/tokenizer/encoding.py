@@ -34,7 +34,7 @@ class PieceEncoder:
         # The longest first, as the tokenizer does it.
         contents = sorted(self.ids, key=len, reverse=True)
         # What they all begin with, told apart, is what lets `re` skip the text between them.
-        common = os.path.commonprefix(contents)
+        common = os.path.commonprefix(contents)  # noqa: RUF071  (of texts, not of paths)
         rests = "|".join(re.escape(content.removeprefix(common)) for content in contents)
         self._boundary = re.compile(f"({re.escape(common)}(?:{rests}))") if contents else None
         self._remembered: dict[str, list[int]] = {}

@@ -6,7 +6,7 @@ through it, are beginnings of that rendering: then the model would have generate
 
 Rendering every beginning costs the square of the turns. So places are measured once for each layout, which is the
 messages' roles and fields and the rendering's added tokens in their order, and are looked up from then on; the 2nd,
-4th, 8th ... conversation of a layout is measured again to be sure. `exact` measures all.
+5th, 17th, 65th ... conversation of a layout is measured again to be sure. `exact` measures all.
 """
 
 from collections import Counter
@@ -162,7 +162,7 @@ class ReplyFinder:
             tuple(piece if piece in added else "" for piece in pieces),
         )
         layout, uses = self._layouts.get(key, (None, 0))
-        if layout is None or uses & (uses - 1) == 0 or not _fits(layout, pieces):
+        if layout is None or _is_power_of_four(uses) or not _fits(layout, pieces):
             measured = self._measure(messages, tools, whole, pieces)
             if layout is not None and _fits(layout, pieces) and measured != layout:
                 raise UserError(
@@ -202,8 +202,8 @@ class ReplyFinder:
         content, reasoning = message["content"], message.get("reasoning_content", "")
         return (
             message["role"],
-            bool(content.strip()),
-            bool(reasoning.strip()),
+            _edges(content),
+            _edges(reasoning),
             self.encoder.added_in(content),
             self.encoder.added_in(reasoning),
             len(message.get("tool_calls") or ()),
@@ -250,6 +250,19 @@ class ReplyFinder:
             for options in ({}, self._options)
         ]
         return shown[0] != shown[1]
+
+
+def _is_power_of_four(number: int) -> bool:
+    return number & (number - 1) == 0 and number.bit_length() % 2 == 1
+
+
+def _edges(text: str) -> tuple[str, ...]:
+    """The white space at a text's edges, which templates strip; one of nothing else is all edge."""
+    inner = text.strip()
+    if not inner:
+        return (text,)
+    begin = len(text) - len(text.lstrip())
+    return text[:begin], text[begin + len(inner) :]
 
 
 def _fits(layout: Layout, pieces: list[str]) -> bool:

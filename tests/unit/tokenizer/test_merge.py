@@ -262,6 +262,9 @@ def test_runs_and_bases_of_different_tokenizers_are_refused(
         merge_runs([first, second], base, tmp_path / "other", settings, verify=True)
     with pytest.raises(UserError, match="of another tokenizer than the runs' target"):
         merge_runs([second], tmp_path / "merged", tmp_path / "other", settings, verify=True)
+    (base / "corpus.json").write_text('{"tokenizer": "a third"}')
+    with pytest.raises(UserError, match="of another tokenizer than the runs' target"):
+        merge_runs([first], base, tmp_path / "other", settings, verify=True)
     assert not (tmp_path / "other").exists()
 
 

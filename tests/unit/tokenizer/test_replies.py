@@ -1,5 +1,6 @@
 """A mask covers exactly what the model would generate: golden cases, the supervised tokens between [[ and ]]."""
 
+# ruff: noqa: E501, RUF001  (golden texts, one a line)
 import random
 from collections.abc import Callable
 from pathlib import Path
