@@ -29,17 +29,16 @@ class Prompt:
         return f"{self.prompt_id}#{hashlib.sha256(json.dumps(self.input_ids).encode()).hexdigest()[:16]}"
 
 
-def read_prompts(path: Path, target: Target) -> list[Prompt]:
+def read_prompts(path: Path) -> list[Prompt]:
     """Read JSONL with prompt_id, source and input_ids; more keys are ignored.
 
-    Raises DflashError naming the file and line of what cannot be used with `target`.
+    Raises DflashError naming the file and line of what cannot be used.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise DflashError(f"{path}: cannot be read ({error.strerror})") from error
     prompts = []
-    vocab_size = target.embedding.num_embeddings
     for number, line in enumerate(lines, start=1):
         try:
             value = json.loads(line)
@@ -48,14 +47,20 @@ def read_prompts(path: Path, target: Target) -> list[Prompt]:
             raise DflashError(f"{path}:{number}: expected prompt_id, source and input_ids ({error!r})") from error
         if not prompt.input_ids:
             raise DflashError(f"{path}:{number}: prompt {prompt.prompt_id} has no tokens")
-        if not 0 <= min(prompt.input_ids) <= max(prompt.input_ids) < vocab_size:
-            raise DflashError(f"{path}: prompt {prompt.prompt_id} has a token outside the target's {vocab_size} tokens")
         prompts.append(prompt)
     if not prompts:
         raise DflashError(f"{path}: no prompts to evaluate on")
     if len({prompt.prompt_id for prompt in prompts}) != len(prompts):
         raise DflashError(f"{path}: a prompt_id appears twice")
     return prompts
+
+
+def check_ids(prompts: list[list[int]], target: Target) -> None:
+    """Raise DflashError when a prompt has a token that the target does not know."""
+    vocab_size = target.embedding.num_embeddings
+    for number, ids in enumerate(prompts, start=1):
+        if not 0 <= min(ids) <= max(ids) < vocab_size:
+            raise DflashError(f"prompt {number} has a token outside the {vocab_size} tokens of {target.path}")
 
 
 def rollout_settings(target: Path, max_new_tokens: int, dtype: str) -> dict[str, Any]:
