@@ -171,8 +171,9 @@ def _forwards(case: _Case) -> str:
         for block, anchor in enumerate(anchors.tolist()):
             cache = DraftCache(case.draft)
             # The prompt's features first and then each verified token's, as when decoding.
-            for part in features[:, :anchor].split([len(answer.prompt_ids), *[1] * block], dim=1):
-                cache.append(part)
+            cache.append(features[:, : len(answer.prompt_ids)])
+            for position in range(len(answer.prompt_ids), anchor):
+                cache.append(features[:, position : position + 1])
             token = (answer.prompt_ids + answer.tokens)[anchor]
             pairs.append((trained[block], block_hidden(case.target, case.draft, token, cache)))
     return _largest_difference(pairs)
@@ -182,8 +183,8 @@ def _cached_features(case: _Case) -> str:
     pairs = []
     for answer in case.answers:
         ids, cache = case.ids(answer), new_cache(case.target)
-        parts = ids.split([len(answer.prompt_ids), len(answer.tokens)], dim=1)
-        found = [forward_with_cache(case.target, part, cache, case.taps).features for part in parts]
+        prompt, rest = ids[:, : len(answer.prompt_ids)], ids[:, len(answer.prompt_ids) :]
+        found = [forward_with_cache(case.target, part, cache, case.taps).features for part in (prompt, rest)]
         pairs.append((torch.cat(found, dim=1), capture(case.target, ids, case.taps)))
     return _largest_difference(pairs)
 
