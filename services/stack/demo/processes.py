@@ -31,6 +31,7 @@ class Processes:
 
     folder: Path
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    servers: set[str] = field(default_factory=set)
 
     @property
     def mark(self) -> str:
@@ -38,6 +39,11 @@ class Processes:
 
     def log(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"
+
+    def serve(self, name: str, command: Sequence[str | Path]) -> None:
+        """Start a process that others use until they end: it is ended after them."""
+        self.servers.add(name)
+        self.start(name, command)
 
     def start(self, name: str, command: Sequence[str | Path], environment: dict[str, str] | None = None) -> None:
         """Start a process whose output goes to a log, and which ends when this one does."""
@@ -81,11 +87,15 @@ class Processes:
     def stop_all(self) -> None:
         """End everything that carries the mark, whoever started it.
 
-        Those that this demo started are asked first: a worker passes it on to its job, which saves a checkpoint.
+        Those that this demo started are asked first: a worker passes it on to its job, which saves a checkpoint,
+        and needs Redis to end in order.
         """
-        for process in self.running.values():
-            _send(process.pid, signal.SIGTERM)
-        _wait_until_gone(lambda: _marked(self.mark), ORDERLY_GRACE if self.running else 0)
+        workers = [process for name, process in self.running.items() if name not in self.servers]
+        servers = [process for name, process in self.running.items() if name in self.servers]
+        for asked in (workers, servers):
+            for process in asked:
+                _send(process.pid, signal.SIGTERM)
+            _wait_until_ended(asked, ORDERLY_GRACE)
         _end(lambda: _marked(self.mark))
         for process in self.running.values():
             process.wait()
@@ -160,9 +170,9 @@ def _end(find: Callable[[], list[int]]) -> None:
             time.sleep(0.1)
 
 
-def _wait_until_gone(find: Callable[[], list[int]], seconds: float) -> None:
+def _wait_until_ended(processes: list[subprocess.Popen[bytes]], seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while find() and time.monotonic() < deadline:
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
         time.sleep(0.1)
 
 

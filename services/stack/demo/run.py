@@ -119,14 +119,14 @@ def _start_redis(addresses: Addresses, processes: Processes) -> Redis:
     port = addresses.redis_url.rpartition(":")[2].partition("/")[0]
     # Nothing is persisted: what a lost queue held is found again in the run's files.
     memory_only = ("--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction")
-    processes.start("redis", [get_binary_path(), "--bind", "127.0.0.1", "--port", port, *memory_only])
+    processes.serve("redis", [get_binary_path(), "--bind", "127.0.0.1", "--port", port, *memory_only])
     return connect(addresses)
 
 
 def _start_server(settings: Settings, port: int, processes: Processes) -> None:
     target = settings.target
     model = ("--model", target.path, "--served-model-name", target.served_name)
-    processes.start("sglang", [interpreter("sglang"), SERVE, *model, "--host", "127.0.0.1", "--port", str(port)])
+    processes.serve("sglang", [interpreter("sglang"), SERVE, *model, "--host", "127.0.0.1", "--port", str(port)])
 
 
 def _wait_for_server(server: str, processes: Processes, console: Console) -> None:

@@ -110,3 +110,27 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"SGLang server: port {port} is in use; .* another --port"):
             check_port_is_free(port, "SGLang server", "--port")
     check_port_is_free(port, "SGLang server", "--port")
+
+
+def test_a_worker_ends_before_the_server_that_it_needs(tmp_path: Path) -> None:
+    # The worker writes whether the server still answers when it is asked to end.
+    server = (
+        "import socket, time; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); "
+        "time.sleep(60)"
+    )
+    with processes_in(tmp_path) as processes:
+        processes.serve("server", [sys.executable, "-c", server])
+        port = child_of(processes, "server")
+        worker = (
+            "import signal, socket, sys, time\n"
+            "def end(*_):\n"
+            f"    time.sleep(0.5); socket.create_connection(('127.0.0.1', {port})); print('in order', flush=True)\n"
+            "    sys.exit()\n"
+            "signal.signal(signal.SIGTERM, end); print('ready', flush=True); time.sleep(60)"
+        )
+        processes.start("worker", [sys.executable, "-c", worker])
+        deadline = time.monotonic() + 10
+        while "ready" not in processes.log("worker").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert processes.log("worker").read_text().split() == ["ready", "in", "order"]
