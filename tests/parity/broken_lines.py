@@ -67,9 +67,7 @@ BREAKS = [
     ),
     Break("labels off by one", "objective.py", "Labels(input_ids[rows],", "Labels(input_ids[rows - 1],", OBJECTIVE),
     Break("another decay", "objective.py", ".float() / gamma)", ".float() / gamma / 2)", OBJECTIVE),
-    Break(
-        "a wrong slope", "objective.py", "scatter_add_(-1, ids, -c[", "scatter_add_(-1, ids, -2 * c[", CHUNKED
-    ),
+    Break("a wrong slope", "objective.py", "scatter_add_(-1, ids, -c[", "scatter_add_(-1, ids, -2 * c[", CHUNKED),
     Break(
         "the teacher off by one",
         "objective.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,12 @@ def test_the_best_checkpoint_is_kept_and_used(run: TrainingConfig) -> None:
     kept = sorted(path.name for path in (run.output / "checkpoints").iterdir())
     assert kept == sorted({"step-00000000", f"step-{best:08d}", "step-00000060"})
     assert find_draft(run.output) == run.output / "checkpoints" / f"step-{best:08d}" / "draft"
+
+
+def test_without_its_checkpoint_the_newest_takes_the_place_of_the_best(run: TrainingConfig, tmp_path: Path) -> None:
+    shutil.copytree(run.output / "checkpoints", tmp_path / "checkpoints")
+    (tmp_path / ACCEPTANCE_CURVE).write_text(json.dumps({"step": 59, "acceptance_length": 3.0}) + "\n")
+    assert find_draft(tmp_path) == tmp_path / "checkpoints" / "step-00000060" / "draft"
 
 
 def test_an_interrupted_run_has_the_same_curve(run: TrainingConfig, tmp_path: Path) -> None:
