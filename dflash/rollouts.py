@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dflash.decode import greedy_decode, why_no_blocks
 from dflash.decode_batch import greedy_decode_batch
 from dflash.errors import DflashError
 from dflash.journal import Journal
@@ -69,12 +70,18 @@ def rollout_settings(target: Path, max_new_tokens: int, dtype: str) -> dict[str,
 
 
 def roll_out(target: Target, prompts: list[Prompt], rollouts: Journal, max_new_tokens: int) -> None:
-    """Add the target's answers (tokens, logit gaps, seconds) to those of `prompts` that have none, in one batch."""
+    """Add the target's answers (tokens, logit gaps, seconds) to those of `prompts` that have none.
+
+    They are made in one batch, or one by one where the target's cache does not allow it.
+    """
     missing = [prompt for prompt in prompts if prompt.key not in rollouts.records]
     if not missing:
         return
     start = time.monotonic()
-    outputs = greedy_decode_batch(target, [prompt.input_ids for prompt in missing], max_new_tokens)
+    if why_no_blocks(target) is None:
+        outputs = greedy_decode_batch(target, [prompt.input_ids for prompt in missing], max_new_tokens)
+    else:
+        outputs = [greedy_decode(target, prompt.input_ids, max_new_tokens) for prompt in missing]
     seconds = (time.monotonic() - start) / len(missing)
     for prompt, output in zip(missing, outputs, strict=True):
         gaps = [round(gap, 6) for gap in output.gaps]

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from dflash.acceptance import Answer, count, guess_everywhere
-from dflash.decode import DraftCache, block_hidden, greedy_decode, new_cache, speculative_decode
+from dflash.decode import DraftCache, block_hidden, greedy_decode, new_cache, speculative_decode, why_no_blocks
 from dflash.errors import DflashError
 from dflash.export import check_pair, find_draft, load_draft
 from dflash.forward import forward_blocks
@@ -89,7 +89,7 @@ def verify(
     yield _measure("features = hidden states after the tapped layers", partial(_features, case))
     yield _measure("head x last hidden state = the target's logits", partial(_head, case))
     yield _measure("training forward = cached decoding forward", partial(_forwards, case))
-    reason = _why_no_blocks(loaded)
+    reason = why_no_blocks(loaded)
     for name, link in (
         ("features with a cache = features without", _cached_features),
         ("tokens with the drafter = the target's own", _lossless),
@@ -121,14 +121,6 @@ def _measure(name: str, link: Callable[[], str]) -> Link:
         return Link(name, True, link())
     except DflashError as error:
         return Link(name, False, str(error))
-
-
-def _why_no_blocks(target: Target) -> str | None:
-    try:
-        new_cache(target)
-    except DflashError as error:
-        return str(error)
-    return None
 
 
 def _fits(case: _Case) -> str:
