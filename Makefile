@@ -39,7 +39,7 @@ bench-data: envs materials tokenizers ## Measure text to samples, ids to samples
 	$(ENVS)/tokenizer/bin/python -m tests.benchmarks.bench_data
 
 .PHONY: test
-test: envs tools materials test-unit test-services test-chaos ## Pass the tests: unit tests, services on a real Redis and SGLang, chaos
+test: envs tools materials test-unit test-parity test-services test-chaos ## Pass the tests: unit, the drafter's parity, services on a real Redis and SGLang, chaos
 
 .PHONY: test-unit
 test-unit: tokenizers ## Unit tests, each room's in its own image's environment
@@ -47,6 +47,15 @@ test-unit: tokenizers ## Unit tests, each room's in its own image's environment
 	$(ENVS)/tokenizer/bin/python $(RUN_IN) tests/unit/prompts tests/unit/tokenizer tests/unit/chat
 	$(ENVS)/producer/bin/python $(RUN_IN) tests/unit/producer
 	$(ENVS)/stack/bin/python $(RUN_IN) tests/unit/shared tests/unit/stack tests/unit/images
+
+.PHONY: test-parity
+test-parity: ## Compare the drafter with z-lab's, SpecForge's and speculators' own code and with the real SGLang
+	$(ENVS)/trainer/bin/python $(RUN_IN) tests/parity
+
+.PHONY: verify
+verify: envs tools materials test-parity ## The whole parity chain: the peers, SGLang, the demo's target, and that a broken line is found
+	$(ENVS)/trainer/bin/python -m tests.parity.verify_target var/models/SmolLM2-135M-Instruct
+	$(ENVS)/trainer/bin/python -m tests.parity.broken_lines
 
 .PHONY: test-services
 test-services: ## Tests on a real embedded Redis and the real SGLang server

@@ -9,6 +9,9 @@ from typing import Any
 from dflash.errors import DflashError
 from dflash.files import read_json
 
+# What servers take for a configuration that names none.
+DEFAULT_BLOCK_SIZE = 16
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -113,10 +116,27 @@ def to_config_json(architecture: Architecture, dtype: str) -> dict[str, Any]:
     }
 
 
+# What the forward pass here takes for granted; a server would follow another value.
+TAKEN_FOR_GRANTED: dict[str, Any] = {
+    "rope_scaling": None,
+    "partial_rotary_factor": 1.0,
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "is_causal": False,
+}
+
+
 def read_architecture(folder: Path) -> Architecture:
-    """Read `config.json` in `folder`. Raises DflashError for all but full-attention DFlash drafters."""
+    """Read `config.json` in `folder`. Raises DflashError for all but full-attention DFlash drafters with plain RoPE."""
     path = folder / "config.json"
     config = read_json(path)
+    rope = config.get("rope_parameters") or {}
+    for key, expected in TAKEN_FOR_GRANTED.items():
+        found = config.get(key, rope.get(key, expected))
+        if found != expected:
+            raise DflashError(f"{path}: {key} is {found}, and only {expected} is supported")
+    if rope.get("rope_type", "default") != "default":
+        raise DflashError(f"{path}: rope_type is {rope['rope_type']}, and only default is supported")
     try:
         if config["architectures"] != ["DFlashDraftModel"]:
             raise DflashError(f"{path}: architectures is {config['architectures']}, not a DFlash drafter")
@@ -131,11 +151,11 @@ def read_architecture(folder: Path) -> Architecture:
             num_layers=config["num_hidden_layers"],
             num_target_layers=config["num_target_layers"],
             target_layer_ids=tuple(config["dflash_config"]["target_layer_ids"]),
-            block_size=config["block_size"],
+            block_size=config["dflash_config"].get("block_size", config.get("block_size", DEFAULT_BLOCK_SIZE)),
             mask_token_id=config["dflash_config"]["mask_token_id"],
             vocab_size=config["vocab_size"],
             max_position_embeddings=config["max_position_embeddings"],
-            rope_theta=config["rope_theta"],
+            rope_theta=float(rope["rope_theta"] if "rope_theta" in rope else config["rope_theta"]),
             rms_norm_eps=config["rms_norm_eps"],
         )
     except (KeyError, TypeError) as error:

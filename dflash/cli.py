@@ -1,4 +1,4 @@
-"""The `dflash` command line: train, evaluate and export a drafter."""
+"""The `dflash` command line: train, evaluate, export and verify a drafter."""
 
 from __future__ import annotations
 
@@ -27,12 +27,14 @@ from dflash.export import export_draft
 from dflash.signals import stop_requests
 from dflash.target import load_target
 from dflash.train import train as train_draft
+from dflash.verify import prompts_to_verify
+from dflash.verify import verify as verify_pair
 
 # What a shell reports for a process that SIGTERM ended: the run is whole but not finished.
 INTERRUPTED = 143
 
 app = typer.Typer(
-    help="Train, evaluate and export DFlash drafters: small models that guess a block of tokens at once, "
+    help="Train, evaluate, export and verify DFlash drafters: small models that guess a block of tokens at once, "
     "which a large target model then verifies in one pass.",
     no_args_is_help=True,
     add_completion=False,
@@ -104,6 +106,34 @@ def export(
     if dtype not in ("bfloat16", "float32"):
         raise DflashError(f"--dtype {dtype}: must be bfloat16 or float32")
     typer.echo(str(export_draft(source, output, load_target(target, torch.float32), getattr(torch, dtype))))
+
+
+@app.command()
+def verify(
+    draft: Annotated[Path, typer.Argument(help="A training run, a checkpoint or an exported drafter.")],
+    target: Annotated[Path, typer.Argument(help="Hugging Face folder of the target model.")],
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSONL: prompt_id, source and input_ids on each line; default: a few questions.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 32,
+    device: Annotated[str, typer.Option(help="A torch device, for example cpu or cuda.")] = "cpu",
+    threads: Annotated[int | None, typer.Option(help="CPU threads of torch.")] = None,
+) -> None:
+    """Check that a drafter and its target agree, link by link, from features to acceptance; exit code 1 if not.
+
+    Do it with an untrained drafter before a long run, and with the exported one before serving.
+    """
+    if max_new_tokens < 2:
+        raise DflashError(f"--max-new-tokens {max_new_tokens}: must be at least 2")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    holds = True
+    for link in verify_pair(draft, target, prompts_to_verify(target, prompts), max_new_tokens, device):
+        holds = holds and link.holds is not False
+        word = {True: "ok", False: "FAILED", None: "left out"}[link.holds]
+        typer.echo(f"{word:8}  {link.name}: {link.detail}")
+    if not holds:
+        raise typer.Exit(1)
 
 
 def main() -> None:

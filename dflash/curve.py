@@ -13,7 +13,7 @@ from dflash.features import FeatureSource
 from dflash.journal import Journal
 from dflash.metrics import ACCEPTANCE_CURVE, append_line, best_step, drop_lines_after
 from dflash.model import DraftModel
-from dflash.rollouts import read_prompts, roll_out, rollout_settings
+from dflash.rollouts import check_ids, read_prompts, roll_out, rollout_settings
 from dflash.target import Target
 
 # Prompts that the target answers at once.
@@ -41,7 +41,8 @@ class AcceptanceCurve:
         self._last = config.steps
         self._path = config.output / ACCEPTANCE_CURVE
         self._target = target
-        self._prompts = read_prompts(chosen.prompts, target)
+        self._prompts = read_prompts(chosen.prompts)
+        check_ids([prompt.input_ids for prompt in self._prompts], target)
         settings = rollout_settings(config.target, chosen.max_new_tokens, config.target_dtype)
         rollouts = Journal(chosen.rollouts or config.output / "rollouts.jsonl", settings, replace_other=False)
         for first in range(0, len(self._prompts), BATCH_SIZE):

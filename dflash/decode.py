@@ -55,9 +55,18 @@ def new_cache(target: Target) -> DynamicCache:
     return cache
 
 
+def why_no_blocks(target: Target) -> str | None:
+    """Return why blocks cannot be verified with `target`, or None when they can."""
+    try:
+        new_cache(target)
+    except DflashError as error:
+        return str(error)
+    return None
+
+
 def greedy_decode(target: Target, prompt_ids: list[int], max_new_tokens: int) -> GreedyOutput:
     """Decode with the target alone, one token a pass. Raises DflashError for an empty prompt."""
-    cache = new_cache(target)
+    cache = DynamicCache(config=target.text_config)  # nothing is taken out of it: any target will do
     step = as_row(prompt_ids, target)
     tokens: list[int] = []
     gaps: list[float] = []

@@ -15,7 +15,7 @@ from dflash.files import write_json
 from dflash.journal import Journal
 from dflash.model import DraftModel
 from dflash.report import build_report
-from dflash.rollouts import Prompt, read_prompts, roll_out, rollout_settings
+from dflash.rollouts import Prompt, check_ids, read_prompts, roll_out, rollout_settings
 from dflash.target import Target, load_target
 
 
@@ -38,7 +38,8 @@ def evaluate(
     target = load_target(config.target, dtype, config.device)
     draft = load_draft(draft_folder, config.device).to(dtype)
     check_pair(draft.architecture, target, str(draft_folder))
-    prompts = read_prompts(config.prompts, target)
+    prompts = read_prompts(config.prompts)
+    check_ids([prompt.input_ids for prompt in prompts], target)
     settings = rollout_settings(config.target, config.max_new_tokens, config.dtype)
     rollouts = Journal(config.rollouts, settings, replace_other=False)
     journal_path = config.report.with_name(f"{config.report.stem}.journal.jsonl")

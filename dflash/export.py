@@ -106,11 +106,12 @@ def export_draft(source: Path, output: Path, target: Target, dtype: torch.dtype 
 def find_draft(source: Path) -> Path:
     """Return the drafter folder of `source`: itself, a checkpoint's, or that of a run's best checkpoint.
 
-    The best is that of the highest acceptance length, or the newest of a run that did not measure it.
+    The best is that of the highest acceptance length. It is the newest of a run that did not measure acceptance, or
+    was killed before the best was saved.
     """
     checkpoints = sorted((source / "checkpoints").glob("step-*"))
     best = best_step(source / ACCEPTANCE_CURVE)
-    chosen = checkpoints[-1:] if best is None else [source / "checkpoints" / f"step-{best:08d}"]
+    chosen = [*(c for c in checkpoints if best is not None and c.name == f"step-{best:08d}"), *checkpoints[-1:]]
     for folder in (source, source / "draft", *(checkpoint / "draft" for checkpoint in chosen)):
         if (folder / WEIGHTS).is_file() and (folder / "config.json").is_file():
             return folder

@@ -40,6 +40,7 @@ class FeatureSource:
         # One document at a time: in a padded batch its last bits would depend on the others, and a resumed
         # run would drift from one that was never stopped.
         ids = torch.from_numpy(sample.input_ids)[None].to(self._target.device)
+        found: tuple[Tensor, ...]
         if self._with_final:
             found = capture_with_final(self._target, ids, self._layer_ids)
         else:

@@ -44,7 +44,7 @@ class StepSums:
             self.terms[name] = self.terms.get(name, 0.0) + float(value)
         self.tokens += len(pack.input_ids)
         self.supervised += int((pack.loss_mask != 0).sum())
-        self.covered += len(labels.rows[labels.weights > 0].unique())
+        self.covered += int((labels.rows[labels.weights > 0].bincount() > 0).sum())
         self.seconds += seconds
         self.correct += correct.sum(0)
         self.labels += labelled.sum(0)

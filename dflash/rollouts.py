@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dflash.decode import greedy_decode, why_no_blocks
 from dflash.decode_batch import greedy_decode_batch
 from dflash.errors import DflashError
 from dflash.journal import Journal
@@ -29,17 +30,16 @@ class Prompt:
         return f"{self.prompt_id}#{hashlib.sha256(json.dumps(self.input_ids).encode()).hexdigest()[:16]}"
 
 
-def read_prompts(path: Path, target: Target) -> list[Prompt]:
+def read_prompts(path: Path) -> list[Prompt]:
     """Read JSONL with prompt_id, source and input_ids; more keys are ignored.
 
-    Raises DflashError naming the file and line of what cannot be used with `target`.
+    Raises DflashError naming the file and line of what cannot be used.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise DflashError(f"{path}: cannot be read ({error.strerror})") from error
     prompts = []
-    vocab_size = target.embedding.num_embeddings
     for number, line in enumerate(lines, start=1):
         try:
             value = json.loads(line)
@@ -48,8 +48,6 @@ def read_prompts(path: Path, target: Target) -> list[Prompt]:
             raise DflashError(f"{path}:{number}: expected prompt_id, source and input_ids ({error!r})") from error
         if not prompt.input_ids:
             raise DflashError(f"{path}:{number}: prompt {prompt.prompt_id} has no tokens")
-        if not 0 <= min(prompt.input_ids) <= max(prompt.input_ids) < vocab_size:
-            raise DflashError(f"{path}: prompt {prompt.prompt_id} has a token outside the target's {vocab_size} tokens")
         prompts.append(prompt)
     if not prompts:
         raise DflashError(f"{path}: no prompts to evaluate on")
@@ -58,18 +56,32 @@ def read_prompts(path: Path, target: Target) -> list[Prompt]:
     return prompts
 
 
+def check_ids(prompts: list[list[int]], target: Target) -> None:
+    """Raise DflashError when a prompt has a token that the target does not know."""
+    vocab_size = target.embedding.num_embeddings
+    for number, ids in enumerate(prompts, start=1):
+        if not 0 <= min(ids) <= max(ids) < vocab_size:
+            raise DflashError(f"prompt {number} has a token outside the {vocab_size} tokens of {target.path}")
+
+
 def rollout_settings(target: Path, max_new_tokens: int, dtype: str) -> dict[str, Any]:
     """Return what the target's answers depend on: the identity of their file."""
     return {"target": target_identity(target), "max_new_tokens": max_new_tokens, "dtype": dtype}
 
 
 def roll_out(target: Target, prompts: list[Prompt], rollouts: Journal, max_new_tokens: int) -> None:
-    """Add the target's answers (tokens, logit gaps, seconds) to those of `prompts` that have none, in one batch."""
+    """Add the target's answers (tokens, logit gaps, seconds) to those of `prompts` that have none.
+
+    They are made in one batch, or one by one where the target's cache does not allow it.
+    """
     missing = [prompt for prompt in prompts if prompt.key not in rollouts.records]
     if not missing:
         return
     start = time.monotonic()
-    outputs = greedy_decode_batch(target, [prompt.input_ids for prompt in missing], max_new_tokens)
+    if why_no_blocks(target) is None:
+        outputs = greedy_decode_batch(target, [prompt.input_ids for prompt in missing], max_new_tokens)
+    else:
+        outputs = [greedy_decode(target, prompt.input_ids, max_new_tokens) for prompt in missing]
     seconds = (time.monotonic() - start) / len(missing)
     for prompt, output in zip(missing, outputs, strict=True):
         gaps = [round(gap, 6) for gap in output.gaps]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from dflash.export import find_draft, load_draft
 from dflash.metrics import ACCEPTANCE_CURVE, best_step
 from dflash.target import Target, capture, load_target
 from dflash.train import train
-from tests.unit.dflash.conftest import training_config, write_dataset
+from tests.unit.dflash.conftest import tiny_model, training_config, write_dataset
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -101,12 +102,37 @@ def test_the_best_checkpoint_is_kept_and_used(run: TrainingConfig) -> None:
     assert find_draft(run.output) == run.output / "checkpoints" / f"step-{best:08d}" / "draft"
 
 
+def test_without_its_checkpoint_the_newest_takes_the_place_of_the_best(run: TrainingConfig, tmp_path: Path) -> None:
+    shutil.copytree(run.output / "checkpoints", tmp_path / "checkpoints")
+    (tmp_path / ACCEPTANCE_CURVE).write_text(json.dumps({"step": 59, "acceptance_length": 3.0}) + "\n")
+    assert find_draft(tmp_path) == tmp_path / "checkpoints" / "step-00000060" / "draft"
+
+
 def test_an_interrupted_run_has_the_same_curve(run: TrainingConfig, tmp_path: Path) -> None:
     config = run.model_copy(update={"output": tmp_path / "run"})
     steps: list[int] = []
     train(config, lambda line: steps.append(line["step"]), should_stop=lambda: bool(steps) and steps[-1] >= 30)
     train(config)
     assert curve(config) == curve(run)
+
+
+def test_a_hybrid_target_is_measured_although_it_cannot_be_decoded_in_blocks(tmp_path: Path) -> None:
+    tiny_model("qwen3_5", True).save_pretrained(tmp_path / "target")
+    prompt = {"prompt_id": "p", "source": "a", "input_ids": [5, 9, 12]}
+    (tmp_path / "prompts.jsonl").write_text(json.dumps(prompt) + "\n")
+    target = load_target(tmp_path / "target", torch.float32)
+    config = training_config(
+        tmp_path / "target",
+        write_dataset(tmp_path / "data", learnt(target, [[5, 9, 12]], 16)),
+        tmp_path / "run",
+        steps=60,
+        learning_rate=6e-3,
+        acceptance={"prompts": tmp_path / "prompts.jsonl", "every": 60, "max_new_tokens": 16},
+    )
+    train(config)
+    first, last = curve(config)
+    assert first["tokens"] == last["tokens"] == 16
+    assert last["acceptance_length"] > first["acceptance_length"]
 
 
 def test_the_first_of_the_best_steps_counts(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ torch attention, and assumes a GPU or bfloat16 in a line each. A server without 
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
