@@ -22,7 +22,7 @@ class RaggedLayer(DynamicLayer):
 
     def __init__(self, buffers: KeysValues, lengths: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.lazy_initialization(*buffers)  # type: ignore[no-untyped-call]
+        self.lazy_initialization(*buffers)
         self.keys, self.values = buffers
         self.buffers, self.lengths = buffers, lengths
 
