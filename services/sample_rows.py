@@ -107,18 +107,18 @@ def examine(batch: pa.RecordBatch, vocabulary: int | None = None) -> SampleRows:
         if column.null_count:
             raise RowFaultError(int(np.argmin(column.is_valid().to_numpy(zero_copy_only=False))), "a column is null")
     tokens, mask_lengths = _lengths(ids_column), _lengths(mask_column)
-    told = _integers(seq_len)
+    told = integers(seq_len)
     if (differing := (tokens != mask_lengths) | (tokens != told)).any():
         row = int(np.argmax(differing))
         raise RowFaultError(
             row, f"lengths disagree: {tokens[row]} input_ids, {mask_lengths[row]} of loss_mask, seq_len {told[row]}"
         )
     ends = np.cumsum(tokens)
-    for values in (ids_values := ids_column.flatten(), mask_values := mask_column.flatten()):
+    for values in (ids_values := _values(ids_column), mask_values := _values(mask_column)):
         if values.null_count:
             null = int(np.argmin(values.is_valid().to_numpy(zero_copy_only=False)))
             raise RowFaultError(int(np.searchsorted(ends, null, side="right")), "a token is null")
-    ids, mask = _integers(ids_values), _mask(mask_values, ends)
+    ids, mask = integers(ids_values), _mask(mask_values, ends)
     if len(ids):
         _check_ids(ids, ends, vocabulary)
     if not tokens.all():
@@ -165,7 +165,7 @@ def _check_ids(ids: Integers, ends: npt.NDArray[np.int64], vocabulary: int | Non
 
 
 def _mask(values: pa.Array, ends: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    mask = _integers(values.cast(pa.uint8()) if pa.types.is_boolean(values.type) else values)
+    mask = integers(values.cast(pa.uint8()) if pa.types.is_boolean(values.type) else values)
     if len(mask) and mask.view(f"u{mask.itemsize}").max() > 1:
         strange = int(np.argmax(mask.view(f"u{mask.itemsize}") > 1))
         row = int(np.searchsorted(ends, strange, side="right"))
@@ -180,12 +180,22 @@ def _fits(found: pa.DataType, expected: pa.DataType) -> bool:
     return bool(pa.types.is_integer(found))
 
 
+def _values(lists: pa.Array) -> pa.Array:
+    """The lists end to end; without null rows that is a slice, where flatten() is a computation."""
+    offsets = integers(lists.offsets)
+    return lists.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+
+
 def _lengths(lists: pa.Array) -> npt.NDArray[np.int64]:
     # Unlike value_lengths(), the offsets need no pass of their own; a null row was refused before.
-    lengths: npt.NDArray[np.int64] = np.diff(lists.offsets.to_numpy()).astype(np.int64)
+    lengths: npt.NDArray[np.int64] = np.diff(integers(lists.offsets)).astype(np.int64)
     return lengths
 
 
-def _integers(array: pa.Array) -> Integers:
-    values: Integers = array.to_numpy()
-    return values
+def integers(array: pa.Array) -> Integers:
+    """An array of integers without nulls, where it lies; Array.to_numpy() would import pandas for that."""
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    buffer = array.buffers()[1]
+    if buffer is None or not len(array):
+        return np.empty(0, dtype=dtype)
+    return np.frombuffer(buffer, dtype, len(array), array.offset * dtype.itemsize)

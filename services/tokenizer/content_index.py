@@ -15,7 +15,7 @@ import pyarrow as pa
 import xxhash
 
 from services.runs import publish
-from services.sample_rows import SampleRows, Totals, examine_shard
+from services.sample_rows import SampleRows, Totals, examine_shard, integers
 
 INDEX_SCHEMA = pa.schema([("high", pa.uint64()), ("low", pa.uint64())])
 METADATA = b"dflash_index"
@@ -67,7 +67,7 @@ def read_index(path: Path, shard: Path) -> ShardIndex | None:
         if about["version"] != VERSION or about["bytes"] != shard.stat().st_size:
             return None
         batch = reader.get_batch(0)
-        high, low = (column.to_numpy() for column in batch.columns)
+        high, low = (integers(column).view(np.uint64) for column in batch.columns)
         return ShardIndex(high, low, Totals.from_json(about["totals"]))
     except (OSError, pa.ArrowInvalid, ValueError, KeyError, TypeError):
         return None

@@ -30,14 +30,13 @@ DATA = ROOT / "var" / "demo" / "data"
 PEERS = ROOT / "var" / "peers"
 PEER = ROOT / "tests" / "benchmarks" / "peers" / "measure_peer.py"
 BASE_ROWS, NEW_ROWS = 902_087, 192_995
-ROUNDS = 3
 TEXT_COLUMNS = ("turns", "way", "source tokens", "tok/s", "CPU x reference", "tokens out x in")
 TOKENS_A_ROW = 64
 # The story's mean prompt and completion.
 PROMPT_TOKENS, GENERATED_TOKENS = 500, 2712
 
 
-def bench_text(console: Console, conversations: int) -> list[dict[str, Any]]:
+def bench_text(console: Console, conversations: int, rounds: int) -> list[dict[str, Any]]:
     """Conversations of one turn and of 32. The peers get fewer of the long ones, and are compared by source token."""
     results = []
     table = _table(console, "text to samples (Qwen3.6)", *TEXT_COLUMNS)
@@ -52,26 +51,26 @@ def bench_text(console: Console, conversations: int) -> list[dict[str, Any]]:
             "speculators 0.9.0": (peers, lambda path: _peer("speculators", "speculators", path)),
             "SpecForge 0.2.0": (peers, lambda path: _peer("specforge", "specforge", path)),
         }
-        rounds = [{name: work(path) for name, (path, work) in ways.items()} for _ in range(ROUNDS)]
+        made_rounds = [{name: work(path) for name, (path, work) in ways.items()} for _ in range(rounds)]
         for name, (path, _) in ways.items():
-            a_token = [one[name]["cpu"] / source[path] for one in rounds]
-            reference = [one["render + encode"]["cpu"] / source[ours] for one in rounds]
+            a_token = [one[name]["cpu"] / source[path] for one in made_rounds]
+            reference = [one["render + encode"]["cpu"] / source[ours] for one in made_rounds]
             ratio = statistics.median(way / base for way, base in zip(a_token, reference, strict=True))
-            rate, made = 1 / statistics.median(a_token), rounds[0][name]["tokens"] / source[path]
+            rate, made = 1 / statistics.median(a_token), made_rounds[0][name]["tokens"] / source[path]
             results.append({"turns": turns, "way": name, "tokens_per_second": rate, "ratio": ratio, "made": made})
             table.add_row(f"{turns}", name, f"{source[path]:,}", f"{rate:,.0f}", f"{ratio:.2f}", f"{made:.2f}")
     console.print(table)
     return results
 
 
-def bench_ids(console: Console, rows: int) -> list[dict[str, Any]]:
+def bench_ids(console: Console, rows: int, rounds: int) -> list[dict[str, Any]]:
     output = _empty(FOLDER / "ids")
     path = FOLDER / "ids.jsonl"
     length = PROMPT_TOKENS + GENERATED_TOKENS
     row = {"input_ids": [7] * length, "loss_mask": [0] * PROMPT_TOKENS + [1] * GENERATED_TOKENS}
     path.write_text((json.dumps(row) + "\n") * min(rows, 512))
     rates: dict[str, list[float]] = {"ours": [], "speculators 0.9.0": []}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         arguments = (rows, PROMPT_TOKENS, GENERATED_TOKENS, output)
         ours = measured_apart(sys.executable, "tests.benchmarks.measure_ids", arguments)
         rates["ours"].append(ours.result / ours.cpu)
@@ -86,7 +85,7 @@ def bench_ids(console: Console, rows: int) -> list[dict[str, Any]]:
     return [{"way": name, "tokens_per_second": statistics.median(of_way)} for name, of_way in rates.items()]
 
 
-def bench_merge(console: Console, base_rows: int, new_rows: int) -> list[dict[str, Any]]:
+def bench_merge(console: Console, base_rows: int, new_rows: int, rounds: int) -> list[dict[str, Any]]:
     corpus = FOLDER / f"corpus-{base_rows}"
     make_corpus(corpus, base_rows, TOKENS_A_ROW)
     run = make_run(FOLDER / f"runs-{new_rows}", new_rows, TOKENS_A_ROW)
@@ -94,32 +93,32 @@ def bench_merge(console: Console, base_rows: int, new_rows: int) -> list[dict[st
     output = FOLDER / "merged"
     before = _listing(corpus)
     ways = ("build the index, merge", "merge", "merge, verified", "concatenate + save")
-    rounds: dict[str, list[Measured]] = {way: [] for way in ways}
-    for _ in range(ROUNDS):
+    measured: dict[str, list[Measured]] = {way: [] for way in ways}
+    for _ in range(rounds):
         for way in ways:
             shutil.rmtree(output, ignore_errors=True)
             if way == "build the index, merge":
                 shutil.rmtree(run.root.parent / ".indexes", ignore_errors=True)
             name = {"concatenate + save": "concatenate", "merge, verified": "verified"}.get(way, "ours")
-            rounds[way].append(
+            measured[way].append(
                 measured_apart(sys.executable, "tests.benchmarks.measure_merge", (name, corpus, run.root, output))
             )
     assert _listing(corpus) == before, "the base was written to"
     title = f"merge of {base_rows:,} + {new_rows:,} samples of about {TOKENS_A_ROW} tokens"
     table = _table(console, title, "way", "s", "CPU s", "peak MB", "written MB")
     results = []
-    for way, of_way in rounds.items():
+    for way, of_way in measured.items():
         middle = sorted(of_way, key=lambda one: one.seconds)[len(of_way) // 2]
         table.add_row(way, *(f"{value:,.2f}" for value in middle[:4]))
         results.append({"way": way, **dict(zip(("seconds", "cpu", "memory", "written"), middle[:4], strict=True))})
     console.print(table)
-    samples = rounds["merge, verified"][0].result["samples"]
+    samples = measured["merge, verified"][0].result["samples"]
     console.print(f"samples after the merge: {samples:,}; the base's files are as they were")
-    results += bench_read(console, corpus)
+    results += bench_read(console, corpus, rounds)
     return results
 
 
-def bench_read(console: Console, corpus: Path) -> list[dict[str, Any]]:
+def bench_read(console: Console, corpus: Path, rounds: int) -> list[dict[str, Any]]:
     """The verifying read against `cat`, from the disk and from memory."""
     shards = open_dataset(corpus).shards
     size = sum(shard.stat().st_size for shard in shards) / 1e6
@@ -128,7 +127,7 @@ def bench_read(console: Console, corpus: Path) -> list[dict[str, Any]]:
     for where in ("disk", "memory"):
         speeds: dict[str, list[float]] = {"cat": [], "verifying read": []}
         memory = 0.0
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             for way, of_way in speeds.items():
                 if where == "disk":
                     drop_from_cache(shards)
@@ -220,15 +219,16 @@ def _table(console: Console, title: str, *columns: str) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a hundredth of everything")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each way is measured")
     parser.add_argument("parts", nargs="*", metavar="PART", help="text, ids, merge; all of them by default")
     given = parser.parse_args()
     share = 100 if given.quick else 1
     FOLDER.mkdir(parents=True, exist_ok=True)
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     parts = {
-        "text": lambda: bench_text(console, 4096 // (16 if given.quick else 1)),
-        "ids": lambda: bench_ids(console, 128 * max(1, 64 // share)),
-        "merge": lambda: bench_merge(console, BASE_ROWS // share, NEW_ROWS // share),
+        "text": lambda: bench_text(console, 4096 // (16 if given.quick else 1), given.rounds),
+        "ids": lambda: bench_ids(console, 128 * max(1, 64 // share), given.rounds),
+        "merge": lambda: bench_merge(console, BASE_ROWS // share, NEW_ROWS // share, given.rounds),
     }
     results = {name: parts[name]() for name in given.parts or parts}
     (FOLDER / "data.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
