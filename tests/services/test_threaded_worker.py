@@ -128,7 +128,7 @@ def test_a_paused_run_sends_nothing_and_goes_on_where_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run, _, settings = make_run(PROMPTS, chunks=2, concurrency=4)
-    with FakeSglang(seconds=0.2) as server:
+    with FakeSglang(seconds=0.5) as server:
         monkeypatch.setenv("DFLASH_SERVERS", server.url)
         enqueue_chunks(redis, "s-0", "s-1")
         start_worker()

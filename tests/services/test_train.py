@@ -66,9 +66,14 @@ def start_worker(redis: Redis) -> Iterator[Callable[[], subprocess.Popen[bytes]]
 
     yield start
     for worker in workers:
-        if worker.poll() is None:
+        # It passes the signal on to its job, which is in a process group of its own.
+        worker.terminate()
+        try:
+            worker.wait(60)
+        except subprocess.TimeoutExpired:
             os.killpg(worker.pid, signal.SIGKILL)
             worker.wait()
+            raise
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
