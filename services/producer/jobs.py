@@ -1,6 +1,7 @@
 """The jobs of the queue `generate`, and the worker that runs them."""
 
 import time
+from functools import cache
 from pathlib import Path
 
 import structlog
@@ -18,7 +19,11 @@ from services.threaded_worker import ThreadedWorker
 ENQUEUE_TRIES = 5
 ENQUEUE_PAUSE_SECONDS = 2.0
 
-host = GenerateHost(Addresses().grace)
+
+@cache
+def process_host() -> GenerateHost:
+    """The one place where this process generates, whichever thread asks."""
+    return GenerateHost(Addresses().grace)
 
 
 def generate(run_name: str, chunk_name: str) -> None:
@@ -29,13 +34,13 @@ def generate(run_name: str, chunk_name: str) -> None:
     addresses = Addresses()
     run = open_run(addresses.runs, run_name)
     settings = read_settings(run)
-    if host.generate(run, find_chunk(run, chunk_name), settings, addresses.server_list()):
+    if process_host().generate(run, find_chunk(run, chunk_name), settings, addresses.server_list()):
         _hand_on(addresses, run_name, chunk_name, settings.assemble.job_timeout)
 
 
 def make_generate_worker(connection: Redis, heartbeat_file: Path) -> ThreadedWorker:
     """A worker that takes as many chunks at once as it needs to keep its requests in flight."""
-    return ThreadedWorker("generate", connection, heartbeat_file, host)
+    return ThreadedWorker("generate", connection, heartbeat_file, process_host())
 
 
 def _hand_on(addresses: Addresses, run: str, chunk: str, job_timeout: int) -> None:
