@@ -26,6 +26,8 @@ from services.stack.wait import Operator
 SERVE = Path("images/sglang/cpu/serve.py")
 SERVER_START_SECONDS = 300
 NEEDED_BYTES = 2_000_000_000
+# Who interrupts the demo does not want to wait for answers in flight; the next run asks for them again.
+WORKER_GRACE = 2.0
 
 # One process a queue, except for generating, which is shown with two workers.
 WORKERS: tuple[tuple[str, str, Stage], ...] = (
@@ -60,6 +62,7 @@ def run_demo(folder: Path, config: Path, port: int, console: Console) -> None:
             servers=f"http://127.0.0.1:{port}",
             runs=folder / "runs",
             heartbeat=folder / "logs" / "heartbeat",
+            grace=WORKER_GRACE,
         )
         operator = Operator(_start_redis(addresses, processes), console, processes.check)
         if settings.merge.base is not None:
