@@ -114,19 +114,8 @@ def render(
     Raises:
         RenderingError: the template refuses the conversation.
     """
-    options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
-    try:
-        ids: Any = tokenizer.apply_chat_template(
-            list(messages),
-            tools=list(tools) if tools else None,
-            add_generation_prompt=add_generation_prompt,
-            tokenize=True,
-            return_dict=False,
-            **options,
-        )
-    except (TemplateError, TypeError, ValueError) as error:
-        raise RenderingError(_one_line(error)) from error
-    return list(ids)
+    as_ids = {"tokenize": True, "return_dict": False, "add_generation_prompt": add_generation_prompt}
+    return list(_apply_template(tokenizer, messages, tools, thinking, as_ids))
 
 
 def render_text(
@@ -146,19 +135,22 @@ def render_text(
     Raises:
         RenderingError: the template refuses the conversation.
     """
-    if thinking is not None:
-        options["enable_thinking"] = thinking
+    as_text = {"tokenize": False, "add_generation_prompt": add_generation_prompt}
+    return str(_apply_template(tokenizer, messages, tools, thinking, options | as_text))
+
+
+def _apply_template(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None,
+    thinking: bool | None,
+    options: dict[str, Any],
+) -> Any:
+    switch: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
     try:
-        text: Any = tokenizer.apply_chat_template(
-            list(messages),
-            tools=list(tools) if tools else None,
-            add_generation_prompt=add_generation_prompt,
-            tokenize=False,
-            **options,
-        )
+        return tokenizer.apply_chat_template(list(messages), tools=list(tools) if tools else None, **options, **switch)
     except (TemplateError, TypeError, ValueError) as error:
         raise RenderingError(_one_line(error)) from error
-    return str(text)
 
 
 def takes_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
