@@ -41,11 +41,6 @@ class StatusView:
         return Group(*parts)
 
 
-def status_table(run: Run) -> RenderableType:
-    """Prompts, answers and samples by source, from the run's files."""
-    return StatusView(run, None).render()
-
-
 def _prompts_table(run: Run, counts: dict[str, GenerateCounts], assembled: dict[str, dict[str, Any]]) -> Table:
     table = Table(title=f"run {run.name}", title_justify="left")
     table.add_column("source")

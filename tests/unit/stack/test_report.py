@@ -12,7 +12,7 @@ from services.records import Completion, write_completions
 from services.runs import Run, create_run, publish_json
 from services.settings import load_settings
 from services.stack.report import collect_report, print_report, write_report
-from services.stack.status import status_table
+from services.stack.status import StatusView
 
 DEMO = Path(__file__).parents[3] / "config" / "demo.yaml"
 CHUNKS = [
@@ -79,7 +79,7 @@ def run(tmp_path: Path) -> Run:
 def printed(run: Run) -> str:
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
     print_report(collect_report(run), console)
-    console.print(status_table(run))
+    console.print(StatusView(run, None).render())
     return console.export_text()
 
 
