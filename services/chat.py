@@ -25,8 +25,6 @@ PROBE_TOOL = {
     "function": {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}},
 }
 
-# Enough of a weights file to tell models apart: its header names tensors, its end holds weights.
-SEEN_OF_WEIGHTS = 2**20
 
 TOOLS_PREAMBLE = (
     "You may call one or more functions to answer the user. Their signatures are within <tools></tools>. For each "
@@ -72,23 +70,6 @@ def tokenizer_fingerprint(path: Path) -> str:
         return hashlib.sha256((path / "tokenizer.json").read_bytes()).hexdigest()
     except OSError as error:
         raise UserError(f"target model {path}: tokenizer.json cannot be read: {error.strerror}") from error
-
-
-def model_fingerprint(path: Path) -> str:
-    """SHA-256 of the folder's config.json and of each weights file's name, size, first and last MiB."""
-    digest = hashlib.sha256()
-    try:
-        digest.update((path / "config.json").read_bytes())
-        for weights in sorted(path.glob("*.safetensors")):
-            size = weights.stat().st_size
-            digest.update(f"{weights.name} {size}".encode())
-            with weights.open("rb") as file:
-                digest.update(file.read(SEEN_OF_WEIGHTS))
-                file.seek(max(0, size - SEEN_OF_WEIGHTS))
-                digest.update(file.read(SEEN_OF_WEIGHTS))
-    except OSError as error:
-        raise UserError(f"target model {path}: {error.filename} cannot be read: {error.strerror}") from error
-    return digest.hexdigest()
 
 
 def template_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -1,4 +1,4 @@
-"""What the files of the target model say of it; needs neither its weights nor a tokenizer library."""
+"""What the files of the target model say of it; needs no tokenizer library."""
 
 import hashlib
 import json
@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from services.errors import UserError
+
+# Enough of a weights file to tell models apart: its header names tensors, its end holds weights.
+SEEN_OF_WEIGHTS = 2**20
 
 
 def vocabulary_size(path: Path) -> int:
@@ -38,11 +41,20 @@ def added_token_ids(path: Path, tokens: Iterable[str]) -> dict[str, int]:
     return {}
 
 
-def revision(path: Path) -> str:
-    """SHA-256 over config.json and the names and sizes of the weight files: equal for equal models."""
-    digest = hashlib.sha256((path / "config.json").read_bytes())
-    for weights in sorted(path.glob("*.safetensors")):
-        digest.update(f"{weights.name} {weights.stat().st_size}\n".encode())
+def model_fingerprint(path: Path) -> str:
+    """SHA-256 of the folder's config.json and of each weights file's name, size, first and last MiB."""
+    digest = hashlib.sha256()
+    try:
+        digest.update((path / "config.json").read_bytes())
+        for weights in sorted(path.glob("*.safetensors")):
+            size = weights.stat().st_size
+            digest.update(f"{weights.name} {size}".encode())
+            with weights.open("rb") as file:
+                digest.update(file.read(SEEN_OF_WEIGHTS))
+                file.seek(max(0, size - SEEN_OF_WEIGHTS))
+                digest.update(file.read(SEEN_OF_WEIGHTS))
+    except OSError as error:
+        raise UserError(f"target model {path}: {error.filename} cannot be read: {error.strerror}") from error
     return digest.hexdigest()
 
 

@@ -17,7 +17,7 @@ from services.producer.servers import Pace, Servers
 from services.records import Prompt, read_prompts
 from services.runs import Run
 from services.settings import Settings
-from services.target import added_token_ids, revision, vocabulary_size
+from services.target import added_token_ids, model_fingerprint, vocabulary_size
 
 CONTROL_SECONDS = 2.0
 
@@ -86,7 +86,7 @@ async def open_session(
     vocabulary = vocabulary_size(target)
     thinking_ids = added_token_ids(target, (THINK, END_THINK)) if settings.generate.unclosed_thinking != "keep" else {}
     async with Servers(urls, settings, pace, _sample(run)) as servers:
-        session = Session(run, settings, servers, vocabulary, thinking_ids, revision(target))
+        session = Session(run, settings, servers, vocabulary, thinking_ids, model_fingerprint(target))
         obeying = asyncio.create_task(_obey(session))
         try:
             yield session

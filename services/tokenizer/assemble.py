@@ -21,7 +21,7 @@ from services.ledger import check_balance, find_chunk
 from services.records import PROVENANCE_SCHEMA, SAMPLE_SCHEMA, read_prompt_rows
 from services.runs import Run, publish, publish_json, read_json
 from services.settings import AssembleSettings, Settings
-from services.target import vocabulary_size
+from services.target import model_fingerprint, vocabulary_size
 
 # Rows are written in batches that 32-bit list offsets hold with ease.
 TOKENS_A_BATCH = 2**24
@@ -102,7 +102,7 @@ def assemble_chunk(run: Run, settings: Settings, chunk_name: str) -> None:
         "source": chunk.source,
         "domain": domain,
         "thinking": prepared.get("thinking"),
-        "model": chat.model_fingerprint(settings.target.path),
+        "model": model_fingerprint(settings.target.path),
         "template": prepared["template"],
     }
     provenance = _provenance(prompts, completions, kept, origin)

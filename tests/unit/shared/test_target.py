@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.errors import UserError
-from services.target import added_token_ids, revision, vocabulary_size
+from services.target import added_token_ids, model_fingerprint, vocabulary_size
 
 
 def test_the_vocabulary_is_found_nested_or_not(tmp_path: Path) -> None:
@@ -42,10 +42,14 @@ def test_added_tokens_are_found_in_either_file(tmp_path: Path) -> None:
     assert added_token_ids(tmp_path, ["<think>", "</think>"]) == {"<think>": 7, "</think>": 9}
 
 
-def test_a_revision_changes_with_the_model(tmp_path: Path) -> None:
+def test_a_fingerprint_changes_with_the_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"1234")
-    first = revision(tmp_path)
-    assert revision(tmp_path) == first
+    first = model_fingerprint(tmp_path)
+    assert model_fingerprint(tmp_path) == first
     (tmp_path / "model.safetensors").write_bytes(b"12345")
-    assert revision(tmp_path) != first
+    assert model_fingerprint(tmp_path) != first
+    (tmp_path / "model.safetensors").write_bytes(b"12346")
+    same_size = model_fingerprint(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"12345")
+    assert model_fingerprint(tmp_path) != same_size

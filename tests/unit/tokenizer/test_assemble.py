@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from services.chat import model_fingerprint
 from services.errors import UserError
 from services.ledger import count_assembled, plan_chunks
 from services.records import PROVENANCE_SCHEMA, SAMPLE_SCHEMA, read_completions, write_completions
 from services.runs import Run, read_json
 from services.settings import Settings
+from services.target import model_fingerprint
 from services.tokenizer.assemble import assemble_chunk
 from services.tokenizer.jobs import assemble
 
