@@ -1,7 +1,7 @@
 """Every row read is accounted for; sampling is stable; held-out prompts are never generated for."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,9 @@ from services.prompts.prepare import prepare_run
 from services.records import read_prompts
 from services.runs import Run, create_run, read_json
 from services.settings import Settings
+from tests.unit.prompts.conftest import write_lines
 
 PrepareQuestions = Callable[..., tuple[Run, dict[str, Any]]]
-
-
-def write_lines(path: Path, rows: Iterable[Any]) -> Path:
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-    return path
 
 
 def questions(count: int, first: int = 0) -> list[dict[str, str]]:
