@@ -64,14 +64,6 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def tokenizer_fingerprint(path: Path) -> str:
-    """SHA-256 of the folder's tokenizer.json: equal fingerprints give equal ids."""
-    try:
-        return hashlib.sha256((path / "tokenizer.json").read_bytes()).hexdigest()
-    except OSError as error:
-        raise UserError(f"target model {path}: tokenizer.json cannot be read: {error.strerror}") from error
-
-
 def template_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """SHA-256 of the chat template (of all of them, for a tokenizer that has several)."""
     return hashlib.sha256(json.dumps(tokenizer.chat_template, sort_keys=True).encode()).hexdigest()

@@ -27,7 +27,6 @@ locked by its writer: one that is not locked was left by a kill, and the next wr
 
 import fcntl
 import glob
-import hashlib
 import json
 import os
 import re
@@ -41,6 +40,7 @@ from typing import Any
 
 from services.errors import UserError
 from services.settings import Settings, check_settings
+from services.target import tokenizer_fingerprint
 
 RUN_NAME = re.compile(r"^[a-z0-9][a-z0-9_-]{0,63}$")
 CHANGEABLE_SECTIONS = {"train", "evaluate"}
@@ -198,19 +198,19 @@ def record_rendering(run: Run, rendering: dict[str, Any]) -> None:
 
 
 def check_tokenizer(run: Run, target: Path) -> None:
-    """Refuse a target whose tokenizer.json is not the one that the run's prompts were rendered with.
-
-    For stages that load no tokenizer: the fingerprint is that of `services.chat.tokenizer_fingerprint`.
+    """Refuse a target whose tokenizer is not the one that the run's prompts were rendered with, once they are.
 
     Raises:
         UserError: it is another one, or is not there.
     """
     rendering = read_json(run.record).get("rendering")
-    if rendering is None:
-        return
-    path = target / "tokenizer.json"
-    found = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
-    if found != rendering["tokenizer"]:
+    if rendering is not None:
+        check_same_tokenizer(run, target, rendering["tokenizer"])
+
+
+def check_same_tokenizer(run: Run, target: Path, recorded: str) -> None:
+    """Raises UserError unless the target's tokenizer has the fingerprint that the run recorded."""
+    if tokenizer_fingerprint(target) != recorded:
         raise UserError(
             f"target model {target}: its tokenizer is not the one that run {run.name} was prepared with; "
             "put that model back, or begin a new run"

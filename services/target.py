@@ -41,6 +41,14 @@ def added_token_ids(path: Path, tokens: Iterable[str]) -> dict[str, int]:
     return {}
 
 
+def tokenizer_fingerprint(path: Path) -> str:
+    """SHA-256 of the folder's tokenizer.json: equal fingerprints give equal ids."""
+    try:
+        return hashlib.sha256((path / "tokenizer.json").read_bytes()).hexdigest()
+    except OSError as error:
+        raise UserError(f"target model {path}: tokenizer.json cannot be read: {error.strerror}") from error
+
+
 def model_fingerprint(path: Path) -> str:
     """SHA-256 of the folder's config.json and of each weights file's name, size, first and last MiB."""
     digest = hashlib.sha256()

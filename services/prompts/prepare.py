@@ -33,7 +33,7 @@ from services.prompts.tasks import Renderer, Shared
 from services.records import write_prompts
 from services.runs import Run, publish, publish_json, read_json, record_rendering
 from services.settings import Settings, SourceSettings
-from services.target import vocabulary_size
+from services.target import tokenizer_fingerprint, vocabulary_size
 
 log = structlog.get_logger()
 
@@ -56,7 +56,7 @@ def prepare_run(
     rendering = {
         "thinking": settings.render.thinking,
         "template": chat.template_fingerprint(tokenizer),
-        "tokenizer": chat.tokenizer_fingerprint(settings.target.path),
+        "tokenizer": tokenizer_fingerprint(settings.target.path),
     }
     record_rendering(run, rendering)
     decontaminate, base = settings.prepare.decontaminate, settings.merge.base

@@ -19,7 +19,7 @@ from services import chat
 from services.errors import UserError
 from services.ledger import check_balance, read_chunks
 from services.records import Completion, Prompt, read_completions, read_prompts
-from services.runs import Run, open_run, read_json, read_settings
+from services.runs import Run, check_same_tokenizer, open_run, read_json, read_settings
 from services.settings import Addresses
 from services.tokenizer.replies import RejectedError, ReplyFinder
 
@@ -49,8 +49,7 @@ def compare_run(run: Run, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         UserError: the run has no chunks, or its tokenizer is another.
     """
     settings = read_settings(run)
-    if chat.tokenizer_fingerprint(settings.target.path) != read_json(run.prepared)["tokenizer"]:
-        raise UserError(f"target model {settings.target.path}: its tokenizer is not the one of run {run.name}")
+    check_same_tokenizer(run, settings.target.path, read_json(run.prepared)["tokenizer"])
     finder = ReplyFinder(tokenizer, thinking=settings.render.thinking)
     by_source: dict[str, Counter[str]] = {}
     for source, prompt, completion in _answers(run):

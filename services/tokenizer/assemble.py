@@ -7,7 +7,7 @@ supervised; the end-of-turn token is the last generated id and so is.
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
-from services import chat
 from services.errors import UserError
 from services.ledger import check_balance, find_chunk
 from services.records import PROVENANCE_SCHEMA, SAMPLE_SCHEMA, read_prompt_rows
-from services.runs import Run, publish, publish_json, read_json
+from services.runs import Run, check_same_tokenizer, publish, publish_json, read_json
 from services.settings import AssembleSettings, Settings
 from services.target import model_fingerprint, vocabulary_size
 
@@ -89,7 +88,8 @@ def assemble_chunk(run: Run, settings: Settings, chunk_name: str) -> None:
     path = run.completions(chunk_name)
     if not path.is_file():
         raise UserError(f"chunk {chunk_name} of run {run.name} has no {path}; it is not generated yet")
-    prepared = _checked_preparation(run, settings.target.path)
+    prepared = read_json(run.prepared)
+    check_same_tokenizer(run, settings.target.path, prepared["tokenizer"])
     prompts = read_prompt_rows(run.prompts(chunk.source), chunk.first, chunk.count, ["prompt_id", "input_ids"])
     completions = pq.read_table(path, columns=["prompt_id", "status", "finish_reason", "output_ids"])
     _check_prompts(path, prompts, completions)
@@ -184,16 +184,6 @@ def _token_lists(column: pa.ChunkedArray) -> TokenLists:
 def _lengths(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     lengths: npt.NDArray[np.int64] = column.combine_chunks().value_lengths().to_numpy().astype(np.int64)
     return lengths
-
-
-def _checked_preparation(run: Run, target: Path) -> dict[str, Any]:
-    prepared = read_json(run.prepared)
-    if chat.tokenizer_fingerprint(target) != prepared["tokenizer"]:
-        raise UserError(
-            f"target model {target}: its tokenizer is not the one that run {run.name} was prepared with; "
-            "put that model back, or begin a new run"
-        )
-    return prepared
 
 
 def _check_prompts(path: Path, prompts: pa.Table, completions: pa.Table) -> None:

@@ -22,6 +22,7 @@ from services.errors import UserError
 from services.ledger import check_balance
 from services.records import SAMPLE_SCHEMA
 from services.runs import publish_folder, publish_json, read_json
+from services.target import tokenizer_fingerprint
 from services.tokenizer.conversations import NoConversationError, read_conversation
 from services.tokenizer.replies import RejectedError, ReplyFinder, TextRow, Thinking
 
@@ -197,7 +198,7 @@ def main(
                 raise UserError(f"{name} {given}: there are {', '.join(known)}")
         tokenizer = chat.load_tokenizer(target)
         finder = ReplyFinder(tokenizer, cast(Thinking, thinking), exact=exact)
-        notes = {"tokenizer": chat.tokenizer_fingerprint(target), "template": chat.template_fingerprint(tokenizer)}
+        notes = {"tokenizer": tokenizer_fingerprint(target), "template": chat.template_fingerprint(tokenizer)}
         length = Length(max_length, cast(OverLength, over_length))
         counts = build_corpus(conversations, finder, output, length, thinking=thinking, **notes)
     except UserError as error:

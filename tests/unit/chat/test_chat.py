@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from services import chat
 from services.errors import UserError
+from services.target import tokenizer_fingerprint
 
 # Like Qwen3's: tools are shown, `enable_thinking` matters, and thinking is dropped from all but the last reply.
 THINKING_TEMPLATE = """
@@ -100,9 +101,9 @@ def test_fingerprints_tell_templates_and_tokenizers_apart(
     assert len(chat.template_fingerprint(tokenizer)) == 64
     assert chat.template_fingerprint(tokenizer) != chat.template_fingerprint(thinking_tokenizer)
     other = tmp_path / "target"
-    assert chat.tokenizer_fingerprint(target_path) == chat.tokenizer_fingerprint(other)
+    assert tokenizer_fingerprint(target_path) == tokenizer_fingerprint(other)
     (other / "tokenizer.json").write_text("{}")
-    assert chat.tokenizer_fingerprint(target_path) != chat.tokenizer_fingerprint(other)
+    assert tokenizer_fingerprint(target_path) != tokenizer_fingerprint(other)
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:

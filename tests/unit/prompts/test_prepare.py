@@ -15,6 +15,7 @@ from services.prompts.prepare import prepare_run
 from services.records import read_prompts
 from services.runs import Run, create_run, read_json
 from services.settings import Settings
+from services.target import tokenizer_fingerprint
 from tests.unit.prompts.conftest import write_lines
 
 PrepareQuestions = Callable[..., tuple[Run, dict[str, Any]]]
@@ -97,7 +98,7 @@ def test_prompts_are_rendered_with_the_targets_template(
     assert prompt.tools is None
     assert prompt.input_ids == chat.render(tokenizer, json.loads(prompt.messages))
     assert content["template"] == chat.template_fingerprint(tokenizer)
-    assert content["tokenizer"] == chat.tokenizer_fingerprint(target_path)
+    assert content["tokenizer"] == tokenizer_fingerprint(target_path)
 
 
 def test_held_out_prompts_are_in_no_set_to_generate_for(prepare_sources: PrepareQuestions) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from services.chat import tokenizer_fingerprint, vocabulary_size
 from services.ledger import plan_chunks
 from services.records import Completion, Prompt, write_completions, write_prompts
 from services.runs import Run, create_run, publish, publish_json
 from services.settings import Settings
+from services.target import tokenizer_fingerprint, vocabulary_size
 
 Generated = Callable[..., tuple[Run, Settings]]
 
