@@ -280,6 +280,13 @@ def replace_text(final: Path, text: str) -> None:
 
 
 @contextmanager
+def scratch_folder(parent: Path, name: str) -> Iterator[Path]:
+    """A new hidden folder in `parent`, removed at the end; those of this name that killed processes left go first."""
+    with _temporary(parent / name, folder=True) as folder:
+        yield folder
+
+
+@contextmanager
 def _temporary(final: Path, *, folder: bool = False) -> Iterator[Path]:
     """An empty file or folder beside `final`, locked for as long as it is written to."""
     final.parent.mkdir(parents=True, exist_ok=True)

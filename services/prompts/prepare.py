@@ -27,11 +27,10 @@ from services.prompts.hub import locate
 from services.prompts.parallel import Processes, available_processes
 from services.prompts.progress import Progress
 from services.prompts.scanning import scan_source
-from services.prompts.scratch import scratch_folder
 from services.prompts.taken import Taken
 from services.prompts.tasks import Renderer, Shared
 from services.records import write_prompts
-from services.runs import Run, publish, publish_json, read_json, record_rendering
+from services.runs import Run, publish, publish_json, read_json, record_rendering, scratch_folder
 from services.settings import Settings, SourceSettings
 from services.target import tokenizer_fingerprint, vocabulary_size
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from services.prompts.scratch import scratch_folder
+from services.runs import scratch_folder
 
 
 def test_a_folder_is_there_for_as_long_as_it_is_used(tmp_path: Path) -> None:
@@ -12,7 +12,7 @@ def test_a_folder_is_there_for_as_long_as_it_is_used(tmp_path: Path) -> None:
 
 
 def test_only_folders_that_nobody_uses_are_removed(tmp_path: Path) -> None:
-    left, other = tmp_path / ".source.left.scratch", tmp_path / ".source-b.left.scratch"
+    left, other = tmp_path / ".source.left.tmp", tmp_path / ".source-b.left.tmp"
     for folder in (left, other):
         folder.mkdir()
         (folder / "rows").write_text("1")
