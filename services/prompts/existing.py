@@ -9,6 +9,7 @@ import datasets
 import numpy as np
 
 from services.errors import UserError
+from services.settings import MergeSettings
 
 BATCH_ROWS = 1000
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
@@ -17,15 +18,17 @@ Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 class TokenizedPrompts:
     """Hashes of the tokenized prompts of a corpus, 8 bytes each: what stands before a sample's first reply."""
 
-    def __init__(self, base: Path | None) -> None:
-        """Read the corpus, or none.
+    def __init__(self, merge: MergeSettings) -> None:
+        """Read the corpus that the run is merged with, or none.
 
         Raises:
-            UserError: it is no dataset folder, or lacks input_ids or loss_mask.
+            UserError: it is no dataset folder, or lacks a column for input_ids or loss_mask.
         """
         self.hashes: Hashes = np.zeros(0, np.uint64)
-        if base is not None:
-            self.hashes = np.unique(np.fromiter(_prompt_hashes(base), np.uint64))
+        if merge.base is not None:
+            ids = merge.base_columns.get("input_ids", "input_ids")
+            mask = merge.base_columns.get("loss_mask", "loss_mask")
+            self.hashes = np.unique(np.fromiter(_prompt_hashes(merge.base, ids, mask), np.uint64))
 
     def has(self, input_ids: np.ndarray[Any, np.dtype[np.int32]]) -> bool:
         if not len(self.hashes):
@@ -35,17 +38,17 @@ class TokenizedPrompts:
         return at < len(self.hashes) and self.hashes[at] == hashed
 
 
-def _prompt_hashes(base: Path) -> Iterator[int]:
+def _prompt_hashes(base: Path, ids: str, mask: str) -> Iterator[int]:
     try:
         loaded = datasets.load_from_disk(str(base))
         if not isinstance(loaded, datasets.Dataset):
             raise ValueError("it holds several splits; name the folder of one of them")
-        columns = loaded.select_columns(["input_ids", "loss_mask"]).with_format("arrow")
+        columns = loaded.select_columns([ids, mask]).with_format("arrow")
         batches = columns.iter(batch_size=BATCH_ROWS)
     except (OSError, ValueError) as error:
         raise UserError(f"existing corpus {base}: {' '.join(str(error).split())}; see merge.base") from error
     for batch in batches:
-        for input_ids, loss_mask in zip(batch["input_ids"], batch["loss_mask"], strict=True):
+        for input_ids, loss_mask in zip(batch[ids], batch[mask], strict=True):
             supervised = loss_mask.values.to_numpy(zero_copy_only=False) == 1
             begin = int(np.argmax(supervised)) if len(supervised) else 0
             if begin:

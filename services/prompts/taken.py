@@ -25,7 +25,7 @@ class Taken:
         self.of_corpus: set[str] = set()
         self.corpora: dict[str, Any] = {}
         self.of_run: set[str] = set()
-        self.tokenized = TokenizedPrompts(settings.merge.base)
+        self.tokenized = TokenizedPrompts(settings.merge)
         self.near = NearDuplicates(near) if near is not None else None
 
     def add_corpus(self, settings: Settings, processes: Processes[Shared]) -> None:

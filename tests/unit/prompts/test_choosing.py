@@ -173,6 +173,18 @@ def test_prompts_of_the_existing_corpus_are_dropped_by_their_token_ids(
     assert content["corpora"] == {"tokenized": {"prompts": 1}}
 
 
+def test_an_existing_corpus_may_name_its_columns_otherwise(
+    prepare_rows: PrepareRows, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    ids_of_prompt = chat.render(tokenizer, [{"role": "user", "content": "What is 3 + 1?"}])
+    rows = {"tokens": [[*ids_of_prompt, 5]], "labels": [[0] * len(ids_of_prompt) + [1]]}
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "base"))
+    merge = {"base": str(tmp_path / "base"), "base_columns": {"input_ids": "tokens", "loss_mask": "labels"}}
+    run, content = prepare_rows(sources={"a": {"rows": questions(6), "quota": 9}}, merge=merge)
+    assert content["sources"]["a"]["duplicates"] == {"in_corpus": 1}
+    assert "What is 3 + 1?" not in texts(run)
+
+
 def test_an_existing_corpus_that_cannot_be_read_is_told(prepare_rows: PrepareRows, tmp_path: Path) -> None:
     splits, columns = tmp_path / "splits", tmp_path / "columns"
     dataset = datasets.Dataset.from_dict({"text": ["a"]})
