@@ -18,14 +18,13 @@ from dflash.config import TrainingConfig
 from dflash.curve import AcceptanceCurve
 from dflash.data import Dataset, check_vocabulary, open_dataset, packs, trainable_rows
 from dflash.errors import DflashError
-from dflash.features import FeatureSource, TargetStates
+from dflash.features import FeatureSource
 from dflash.files import remove_unpublished, write_json
-from dflash.forward import forward_blocks
 from dflash.initialize import initialize
 from dflash.metrics import StepSums, append_line, drop_lines_after
 from dflash.model import DraftModel
-from dflash.objective import BlockLoss, Labels, block_labels, chunked_block_loss
-from dflash.pack import Pack, build_pack
+from dflash.pack import build_pack
+from dflash.step import accumulate_gradient
 from dflash.target import Target, load_target, target_identity
 
 # Keeps the draws of anchors apart from the draws of the shuffle, which share seed and epoch.
@@ -153,15 +152,15 @@ class _Run:
         per_sequence = config.anchors if config.anchors_per == "sequence" else None
         anchors = sample_anchors([sample.loss_mask for sample in samples], per_pack, per_sequence, rng)
         pack = build_pack(samples, anchors, self.target.device)
-        result, labels = pack_loss(self.model, self.target, pack, self.features.states(rows, samples), config)
-        loss = float(result.loss.detach())
+        self.optimizer.zero_grad(set_to_none=True)
+        states = self.features.states(rows, samples)
+        result, labels = accumulate_gradient(self.model, self.target, pack, states, config)
+        loss = float(result.loss)
         if not math.isfinite(loss):
             raise DflashError(
                 f"step {self.progress.step + 1}: the loss is {loss}; the last checkpoint "
                 f"in {config.output} is whole; use a lower learning_rate or dtype float32 elsewhere"
             )
-        self.optimizer.zero_grad(set_to_none=True)
-        result.loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.gradient_clip)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.progress.step, config)
@@ -201,22 +200,6 @@ class _Run:
         return save_checkpoint(
             config.output, self.progress, self.model, self.optimizer, self.identity, config.keep, best
         )
-
-
-def pack_loss(
-    model: DraftModel, target: Target, pack: Pack, states: TargetStates, config: TrainingConfig
-) -> tuple[BlockLoss, Labels]:
-    """Run the drafter on every block of a pack at once and return the loss (with gradient) and the labels."""
-    block_size = model.architecture.block_size
-    labels = block_labels(
-        pack.input_ids, pack.loss_mask, pack.documents, pack.anchors, block_size, config.effective_gamma
-    )
-    with torch.autocast(pack.input_ids.device.type, torch.bfloat16, enabled=config.dtype == "bfloat16"):
-        hidden = forward_blocks(model, target, pack, states.features)
-        result = chunked_block_loss(
-            hidden, target.head, labels, config.objective, config.loss_chunk_blocks, states.final
-        )
-    return result, labels
 
 
 def learning_rate(step: int, config: TrainingConfig) -> float:
