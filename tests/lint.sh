@@ -19,6 +19,9 @@ check_types producer services/producer services/metrics.py
 mapfile -t shared < <(git ls-files ':(glob)services/*.py' ':!services/chat.py')
 check_types stack "${shared[@]}" services/stack images/*.py images/sglang/cpu/serve.py
 
+# A lock moves torch or CUDA only together with versions.toml.
+python3 images/check_locks.py
+
 PYTHONPATH=. $tools/lint-imports
 git ls-files '*.sh' | xargs -r $tools/shellcheck
 $tools/shellcheck .ci/run
