@@ -3,11 +3,12 @@
     toolkit.py FOLDER
 
 The wheels have libraries by version only (libcudart.so.13), in lib; linkers are told lib64 and look for libcudart.so,
-and for a stub of the driver's libcuda, which only the host has. Standard library and gcc.
+and for a stub of the driver's libcuda, which only the host has. Needs gcc; standard library only.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,9 +21,19 @@ def lay_out(folder: Path) -> None:
         _link(library.with_name(library.name.partition(".so")[0] + ".so"), library.name)
     stub = folder / "lib/stubs/libcuda.so"
     stub.parent.mkdir(exist_ok=True)
-    # A shared object may leave symbols to be found when it is loaded, so a stub that names the library is enough.
-    command = ["gcc", "-shared", "-nostdlib", "-Wl,-soname,libcuda.so.1", "-x", "c", "/dev/null", "-o", str(stub)]
-    subprocess.run(command, check=True)
+    source = "".join(f"void {name}(void) {{}}\n" for name in driver_functions((folder / "include/cuda.h").read_text()))
+    command = ["gcc", "-shared", "-w", "-Wl,-soname,libcuda.so.1", "-x", "c", "-", "-o", str(stub)]
+    subprocess.run(command, input=source, text=True, check=True)
+
+
+def driver_functions(header: str) -> list[str]:
+    """The functions of the driver that cuda.h declares, under each name that a caller may link to.
+
+    A library that calls one of them notes that it needs libcuda only where the stub has the name.
+    """
+    declared = re.findall(r"CUDAAPI (cu[A-Z]\w*)\(", header)
+    renamed = re.findall(r"^#\s*define (cu[A-Z]\w*)\s+(cu[A-Z]\w*)\s*$", header, flags=re.MULTILINE)
+    return sorted({*declared, *(new for _old, new in renamed)})
 
 
 def _link(link: Path, target: str) -> None:

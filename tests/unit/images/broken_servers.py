@@ -11,6 +11,12 @@ from images.sglang.doctor.installation import Fault, Installation
 from images.sglang.toolkit import lay_out
 
 LOCKED = {"sglang": "0.5.23", "sglang-kernel": "0.4.10", "torch": "2.14.1", "xgrammar": "0.2.7"}
+NVRTC = "libnvrtc.so.1300"  # of no version that this machine may have elsewhere
+DRIVER_HEADER = """
+#define cuMemAlloc                          cuMemAlloc_v2
+CUresult CUDAAPI cuInit(unsigned int Flags);
+CUresult CUDAAPI cuMemAlloc(CUdeviceptr *dptr, size_t bytesize);
+"""
 COMPILED = "int c10_of_this_torch(void);\nint kernel(void) { return c10_of_this_torch(); }\n"
 
 
@@ -58,7 +64,8 @@ def build_toolkit(home: Path) -> None:
         write(home / "include" / header, "")
     for header in ("cub/cub.cuh", "cuda/std/cstdint"):
         write(home / "include/cccl" / header, "")
-    for library in ("libcudart.so.13", "libnvrtc.so.13"):
+    write(home / "include/cuda.h", DRIVER_HEADER)
+    for library in ("libcudart.so.13", NVRTC):
         compile_library(home / "lib" / library, "int version(void) { return 13; }\n")
     lay_out(home)
 
@@ -94,10 +101,12 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def compile_library(path: Path, source: str) -> None:
+def compile_library(path: Path, source: str, *options: str) -> None:
     """A real shared library."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)], input=source, text=True, check=True)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path), *options], input=source, text=True, check=True
+    )
 
 
 def add_code(library: Path, *architectures: int) -> None:

@@ -1,3 +1,4 @@
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from images.sglang.doctor.fatbin import Code, code_in
 from images.sglang.doctor.installation import Fault, Installation
 from tests.unit.images.broken_servers import (
     COMPILED,
+    NVRTC,
     Server,
     add_code,
     compile_library,
@@ -101,7 +103,7 @@ def test_deep_gemm_that_asks_for_cuda_home(server: Server) -> None:
 def test_nvrtc_off_the_library_path(server: Server) -> None:
     del server.variables["LD_LIBRARY_PATH"]
     fault = only_fault(server, "nvrtc")
-    assert fault.cause.startswith(f"libnvrtc.so.13 is not on the library path (it lies in {server.home}/lib)")
+    assert fault.cause.startswith(f"{NVRTC} is not on the library path (it lies in {server.home}/lib)")
     assert "/etc/ld.so.conf.d and run ldconfig" in fault.remedy
 
 
@@ -155,6 +157,15 @@ def test_header_of_cccl_that_is_not_there(server: Server) -> None:
 
 
 # And what lies behind those checks.
+
+
+def test_library_that_calls_the_driver_notes_that_it_needs_it(server: Server) -> None:
+    source, library = "int cuMemAlloc_v2(void);\nint f(void) { return cuMemAlloc_v2(); }\n", server.home / "caller.so"
+    stubs = server.home / "lib64/stubs"
+    compile_library(library, source, f"-L{stubs}", "-lcuda")
+    assert (
+        "libcuda.so.1" in subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
+    )
 
 
 def test_libraries_of_the_driver_may_be_missing(server: Server) -> None:
