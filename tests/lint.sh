@@ -14,10 +14,10 @@ check_types() { # ENVIRONMENT PACKAGE...
 }
 check_types trainer dflash services/trainer
 check_types tokenizer services/chat.py services/prompts services/tokenizer
-check_types producer services/producer services/metrics.py
+check_types producer services/producer services/metrics
 # services/chat.py needs a tokenizer and is checked above.
 mapfile -t shared < <(git ls-files ':(glob)services/*.py' ':!services/chat.py')
-check_types stack "${shared[@]}" services/stack images/*.py images/sglang/cpu/serve.py
+check_types stack "${shared[@]}" services/metrics services/stack images/*.py images/sglang/cpu/serve.py
 
 PYTHONPATH=. $tools/lint-imports
 git ls-files '*.sh' | xargs -r $tools/shellcheck
