@@ -45,7 +45,7 @@ class StackCollector(Collector):
         yield from training_metrics(runs)
         yield from self._queue_metrics()
         yield from disk_metrics(addresses.runs)
-        yield from operations_metrics(addresses.versions, addresses.operations)
+        yield from operations_metrics(addresses.versions, addresses.releases)
         yield from gpu_metrics()
 
     def _run_metrics(self, runs: Iterable[Run]) -> Iterator[Metric]:

@@ -85,21 +85,36 @@ def test_a_merge_and_the_evaluations_are_told_by_source(tmp_path: Path) -> None:
     assert found["dflash_evaluation_acceptance_length", (*labels, ("source", "math"))] == 2.5
 
 
+def entry(event: str, reference: str, budget: dict[str, dict[str, int]] | None) -> str:
+    to = {"image": "sha256:00", "reference": reference, "variant": None, "contents": {}}
+    when = "2026-01-01T00:00:00+00:00"
+    return json.dumps({"when": when, "event": event, "action": "swap", "role": "trainer", "to": to, "budget": budget})
+
+
 def test_the_operators_files_are_told(tmp_path: Path) -> None:
-    (tmp_path / "budgets.json").write_text(json.dumps({"budgets": [{"service": "trainer", "device": "0", "bytes": 7}]}))
-    release = {"image": "trainer", "version": "v2", "at": "2026-01-01T00:00:00+00:00"}
-    (tmp_path / "releases.jsonl").write_text(json.dumps(release) + "\n")
-    found = values(operations_metrics(ROOT / "images" / "versions.toml", tmp_path))
-    assert found["dflash_memory_budget_bytes", (("device", "0"), ("service", "trainer"))] == 7
-    assert found["dflash_release_timestamp_seconds", (("image", "trainer"), ("version", "v2"))] == 1767225600
+    path = tmp_path / "releases.jsonl"
+    measured = {"resident": {"imported": 5}, "card 0": {"context": 6, "kernels": 7}}
+    lines = [
+        entry("measured", "trainer:v2", measured),
+        entry("begun", "trainer:v3", None),
+        entry("undone", "trainer:v3", None),
+        entry("done", "trainer:v2", measured),
+    ]
+    path.write_text("\n".join([*lines, '{"when": "202']))
+    found = values(operations_metrics(ROOT / "images" / "versions.toml", path))
+    assert found["dflash_memory_budget_bytes", (("device", "0"), ("service", "trainer"), ("stage", "kernels"))] == 7
+    assert found["dflash_memory_budget_bytes", (("device", "host"), ("service", "trainer"), ("stage", "imported"))] == 5
+    changed = {labels: at for (name, labels), at in found.items() if name == "dflash_release_timestamp_seconds"}
+    assert changed == {(("reference", "trainer:v2"), ("service", "trainer")): 1767225600}
     assert found["dflash_required_version_info", (("cuda", "12.8"), ("image", "trainer"), ("torch", "2.10.0"))] == 1
 
 
 def test_without_the_operators_files_there_is_nothing_and_a_broken_one_is_told(tmp_path: Path) -> None:
-    assert values(operations_metrics(tmp_path / "versions.toml", tmp_path)) == {}
-    (tmp_path / "budgets.json").write_text('{"budgets": [{"service": "trainer"}]}')
-    found = values(operations_metrics(tmp_path / "versions.toml", tmp_path))
-    assert found == {("dflash_operations_unreadable", (("file", "budgets.json"),)): 1}
+    path = tmp_path / "releases.jsonl"
+    assert values(operations_metrics(tmp_path / "versions.toml", path)) == {}
+    path.write_text('{"event": "done"}\n')
+    found = values(operations_metrics(tmp_path / "versions.toml", path))
+    assert found == {("dflash_operations_unreadable", (("file", "releases.jsonl"),)): 1}
 
 
 @pytest.mark.parametrize("version", [1, 2])
