@@ -17,7 +17,7 @@ check_types tokenizer services/chat.py services/prompts services/tokenizer
 check_types producer services/producer services/metrics
 # services/chat.py needs a tokenizer and is checked above.
 mapfile -t shared < <(git ls-files ':(glob)services/*.py' ':!services/chat.py')
-check_types stack "${shared[@]}" services/metrics services/stack images/*.py images/sglang/cpu/serve.py
+check_types stack "${shared[@]}" services/metrics services/stack monitoring images/*.py images/sglang/cpu/serve.py
 
 PYTHONPATH=. $tools/lint-imports
 git ls-files '*.sh' | xargs -r $tools/shellcheck

@@ -30,7 +30,7 @@ DASHBOARD = Dashboard(
                 ),
                 Panel(
                     "Time of a step by part",
-                    "Share of each role's time. A drafter's data_wait is waiting for targets: split the cards otherwise.",
+                    "Share of each role's time. A drafter's data_wait is waiting for targets: split cards otherwise.",
                     "percentunit",
                     (
                         Query(
