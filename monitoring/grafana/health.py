@@ -126,7 +126,7 @@ DASHBOARD = Dashboard(
                     "Until the disk is full",
                     "At the pace of the last hour; many years while it does not fill.",
                     "s",
-                    (Query("dflash_disk_left:seconds", "left"),),
+                    (Query("disk:dflash_disk_left:seconds", "left"),),
                     kind="stat",
                     thresholds=at_least(86400, 259200),
                 ),

@@ -102,7 +102,7 @@ DASHBOARD = Dashboard(
                     kind="bargauge",
                 ),
                 Panel(
-                    "Prompts finished",
+                    "Prompts finished over time",
                     "Ended prompts over time; a flat line is a run that stands still.",
                     "short",
                     (Query(f"run:dflash_prompts_finished:sum{{{RUN}}}", "{{run}}"),),
