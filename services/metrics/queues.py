@@ -10,7 +10,8 @@ from redis import Redis
 from rq import Queue, Worker
 from rq.job import Job
 
-from services.queues import JOB_MODULES, queue
+from services.queue_names import JOB_MODULES
+from services.queues import queue
 
 # More jobs than these do not run at once; were they to, the oldest of them would still be told.
 LOOKED_AT = 256

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from services.errors import UserError
 from services.metrics.gpu import driver_version
 from services.metrics.machine import memory_metrics
-from services.queues import Stage
+from services.queue_names import Stage
 from services.settings import Addresses
 
 # The image whose job it is to work on a queue.

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 from redis import Redis
 from redis.exceptions import RedisError
 
+from services.chunks import find_chunk
 from services.errors import UserError
-from services.ledger import find_chunk
 from services.producer.host import GenerateHost
 from services.producer.metrics import register
 from services.queues import connect, enqueue

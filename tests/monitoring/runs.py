@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, write_to_textfile
 
-from services.ledger import plan_chunks
+from services.chunks import plan_chunks
 from services.records import Prompt, write_prompts
 from services.runs import Run, create_run, publish_json
 from services.settings import Settings, check_settings
