@@ -355,7 +355,9 @@ class Addresses(BaseSettings):
     metrics_port: int | None = Field(default=None, description="port on which a worker serves /metrics; None: on none")
     version: str = Field(default="dev", description="version of this project's images, as metrics tell it")
     versions: Path = Field(default=Path("images/versions.toml"), description="what each image must contain")
-    releases: Path = Field(default=Path("releases.jsonl"), description="the operator's record of images put in place")
+    releases: Path = Field(
+        default=Path("operations/releases.jsonl"), description="the operator's record of images put in place"
+    )
     grace: float = Field(default=90, ge=0, description="seconds that a stopped producer awaits answers in flight")
 
     def server_list(self) -> list[str]:
