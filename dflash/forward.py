@@ -7,10 +7,10 @@ from torch import Tensor
 from dflash.mask import block_mask
 from dflash.model import DraftModel
 from dflash.pack import Pack, block_inputs, block_positions
-from dflash.target import Target
+from dflash.target import TargetEnds
 
 
-def forward_blocks(model: DraftModel, target: Target, pack: Pack, features: Tensor) -> Tensor:
+def forward_blocks(model: DraftModel, target: TargetEnds, pack: Pack, features: Tensor) -> Tensor:
     """Return the drafter's hidden states for every block of a pack: [blocks, block_size, hidden].
 
     Args:

@@ -41,6 +41,18 @@ class Labels(NamedTuple):
     rows: Tensor
 
 
+class LabelTotals(NamedTuple):
+    """What losses are divided by: the sum of the decay weights, and the number of blocks with a label."""
+
+    decay: float
+    blocks: float
+
+    @classmethod
+    def of(cls, labels: Labels) -> LabelTotals:
+        """The totals of some blocks."""
+        return cls(float(labels.weights.sum()), float((labels.weights > 0).any(-1).sum()))
+
+
 class BlockLoss(NamedTuple):
     """The loss (scalar with gradient), and without gradient each term's value and each label's hit (bool)."""
 
@@ -72,7 +84,12 @@ def block_labels(
 
 
 def reference_block_loss(
-    hidden: Tensor, head: Tensor, labels: Labels, objective: ObjectiveConfig, teacher: Tensor | None = None
+    hidden: Tensor,
+    head: Tensor,
+    labels: Labels,
+    objective: ObjectiveConfig,
+    teacher: Tensor | None = None,
+    totals: LabelTotals | None = None,
 ) -> BlockLoss:
     """The objective as written above, with all logits at once: what `chunked_block_loss` is tested against.
 
@@ -82,11 +99,13 @@ def reference_block_loss(
         labels: from `block_labels`.
         objective: the weight of each term.
         teacher: [tokens, hidden], the target's normed last hidden states of the pack; for kl, tv and lk only.
+        totals: of the whole step; default: of `labels` alone.
     """
+    totals = totals or LabelTotals.of(labels)
     logits = hidden.float() @ head.float().T
     log_q = logits.log_softmax(-1)
     labelled = labels.weights > 0
-    decay = labels.weights / labels.weights.sum()
+    decay = labels.weights / totals.decay
     values = {"ce": -log_q.gather(-1, labels.ids[..., None]).squeeze(-1)}
     values["dpace"] = values["ce"]
     if teacher is not None:
@@ -97,7 +116,7 @@ def reference_block_loss(
         values["lk_alpha"] = -alpha.clamp(min=LEAST_ALPHA).log()
         share = torch.exp(-objective.lk_eta * alpha.detach())
         values["lk_lambda"] = share * values["kl"] + (1 - share) * values["tv"]
-    dpace = dpace_weights(values["ce"].detach(), labelled, objective.dpace_alpha) / labelled.any(-1).sum()
+    dpace = dpace_weights(values["ce"].detach(), labelled, objective.dpace_alpha) / totals.blocks
     terms = {
         name: (torch.where(labelled, values[name], 0.0) * (dpace if name == "dpace" else decay)).sum()
         for name, weight in term_weights(objective).items()
@@ -127,6 +146,7 @@ def chunked_block_loss(
     objective: ObjectiveConfig,
     chunk_blocks: int,
     teacher: Tensor | None = None,
+    totals: LabelTotals | None = None,
 ) -> BlockLoss:
     """`reference_block_loss` in bounded memory: logits exist for `chunk_blocks` blocks at a time.
 
@@ -136,7 +156,7 @@ def chunked_block_loss(
     labelled = labels.weights > 0
     rows = hidden[labelled]
     loss, terms, correct = _FrozenHead.apply(  # type: ignore[no-untyped-call]
-        rows, head, labels, objective, chunk_blocks, teacher
+        rows, head, labels, objective, chunk_blocks, teacher, totals or LabelTotals.of(labels)
     )
     names = [name for name, weight in term_weights(objective).items() if weight]
     return BlockLoss(loss, dict(zip(names, terms, strict=True)), correct)
@@ -154,10 +174,9 @@ class _FrozenHead(torch.autograd.Function):
         objective: ObjectiveConfig,
         chunk_blocks: int,
         teacher: Tensor | None,
+        totals: LabelTotals,
     ) -> tuple[Tensor, Tensor, Tensor]:
         labelled = labels.weights > 0
-        blocks_with_labels = labelled.any(-1).sum()
-        total_decay = labels.weights.sum()
         weights = {name: weight for name, weight in term_weights(objective).items() if weight}
         sums = dict.fromkeys(weights, rows.new_zeros((), dtype=torch.float32))
         gradient = torch.empty_like(rows)
@@ -171,7 +190,7 @@ class _FrozenHead(torch.autograd.Function):
             ids = labels.ids[blocks][mask][:, None]
             correct[part] = logits.argmax(-1) == ids[:, 0]
             log_q = logits.sub_(logits.logsumexp(-1, keepdim=True))
-            decay = labels.weights[blocks][mask] / total_decay
+            decay = labels.weights[blocks][mask] / totals.decay
             cross_entropy = -log_q.gather(-1, ids)[:, 0]
             # The loss is a sum over rows of c * -log q(y), of k * KL and of t * -alpha, up to constants: its slope
             # by the logits is (c + k) * q - c * onehot - k * p - t * q * (below - sum(below * q)).
@@ -180,7 +199,7 @@ class _FrozenHead(torch.autograd.Function):
                 sums["ce"] = sums["ce"] + (cross_entropy * decay).sum()
             if "dpace" in weights:
                 by_block = cross_entropy.new_zeros(mask.shape).masked_scatter(mask, cross_entropy)
-                share = dpace_weights(by_block, mask, objective.dpace_alpha)[mask] / blocks_with_labels
+                share = dpace_weights(by_block, mask, objective.dpace_alpha)[mask] / totals.blocks
                 sums["dpace"] = sums["dpace"] + (cross_entropy * share).sum()
                 c = c + share * weights["dpace"]
             if not objective.needs_teacher:
@@ -205,9 +224,9 @@ class _FrozenHead(torch.autograd.Function):
         return (terms * terms.new_tensor(list(weights.values()))).sum(), terms, correct
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
         (gradient,) = ctx.saved_tensors
-        return gradient * upstream[0].to(gradient.dtype), None, None, None, None, None
+        return gradient * upstream[0].to(gradient.dtype), None, None, None, None, None, None
 
 
 def _teacher_terms(
