@@ -20,7 +20,8 @@ from rq import Worker
 
 from services.errors import UserError
 from services.ledger import GenerateCounter, GenerateCounts, count_assembled
-from services.queues import JOB_MODULES, connect, queue
+from services.queue_names import JOB_MODULES
+from services.queues import connect, queue
 from services.runs import Run
 from services.settings import Addresses
 

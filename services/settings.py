@@ -19,7 +19,8 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 class Section(BaseModel):
     """A part of the configuration file: immutable, and strict about names."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Built when a file is checked: most commands check none.
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class TargetSettings(Section):

@@ -24,7 +24,9 @@ from rq.serializers import JSONSerializer
 from rq.worker import BaseWorker
 
 from services.errors import UserError
-from services.queues import JOB_MODULES, Stage, connect, queue
+from services.heartbeats import heartbeat_file
+from services.queue_names import JOB_MODULES, Stage
+from services.queues import connect, queue
 from services.settings import Addresses
 
 # A killed worker's job is found again after worker_ttl + maintenance_interval, and RQ's own minute.
@@ -32,7 +34,6 @@ WORKER_TTL = 25
 MAINTENANCE_INTERVAL = 10
 MONITORING_INTERVAL = 10
 MAINTENANCE_LOCK_TTL = 60
-STALE_AFTER = 60
 
 OLDER_LAYOUT = "is of another version's layout; `dflash-stack reconcile RUN` enqueues what is missing in this one's"
 
@@ -153,19 +154,3 @@ def run_workers(stages: Sequence[Stage], command: Sequence[str]) -> int:
 def worker_command() -> list[str]:
     """The command that runs one worker, to be followed by its queue's name."""
     return [sys.executable, "-m", "services.stack", "worker"]
-
-
-def heartbeat_file(stage: Stage, addresses: Addresses) -> Path:
-    return addresses.heartbeat.with_name(f"{addresses.heartbeat.name}-{stage}")
-
-
-def check_heartbeats(stages: Sequence[Stage], addresses: Addresses) -> None:
-    """Raises UserError when a worker of one of the queues has shown no sign of life for a minute."""
-    for stage in stages:
-        path = heartbeat_file(stage, addresses)
-        try:
-            age = time.time() - path.stat().st_mtime
-        except FileNotFoundError:
-            raise UserError(f"worker of queue {stage}: no heartbeat at {path}; it has not started here") from None
-        if age > STALE_AFTER:
-            raise UserError(f"worker of queue {stage}: last heartbeat {age:.0f} s ago; it hangs, restart it")

@@ -11,14 +11,15 @@ from typing import TypeVar
 import structlog
 from structlog.contextvars import bound_contextvars
 
+from services.chunks import Chunk
 from services.errors import UserError
-from services.ledger import check_balance, summarize
+from services.ledger import check_balance
 from services.producer.client import AskError, ask
 from services.producer.journal import Journal, hold, journaled
 from services.producer.outcome import ASKED_AGAIN, Answer, Question, judge
 from services.producer.servers import StoppedError
 from services.producer.session import Session
-from services.records import Chunk, Completion, Prompt, read_prompts, write_completions
+from services.records import Completion, Prompt, read_prompts, summarize, write_completions
 from services.runs import Run, publish, publish_json
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT}

@@ -8,8 +8,8 @@ import structlog
 from redis import Redis
 from redis.exceptions import RedisError
 
+from services.chunks import find_chunk
 from services.errors import UserError
-from services.ledger import find_chunk
 from services.producer.host import GenerateHost
 from services.queues import connect, enqueue
 from services.runs import open_run, read_settings

@@ -9,10 +9,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
+from services.chunks import Chunk
 from services.errors import UserError
 from services.metrics import StackCollector, serve_metrics
 from services.queues import enqueue
-from services.records import Chunk, Completion
+from services.records import Completion
 from services.runs import Run, publish_json
 from services.settings import Addresses, Settings
 from tests.services.fake_sglang import FakeSglang, Fault

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from services.chunks import Chunk
 from services.errors import UserError
 from services.ledger import count_generated
 from services.producer import session
-from services.records import Chunk, read_completions
+from services.records import read_completions
 from services.runs import Run
 from services.settings import Settings
 from tests.services.conftest import serving_sglang
