@@ -29,12 +29,12 @@ from dflash.objective import (
     reference_block_loss,
 )
 from dflash.pack import Pack
-from dflash.target import Target
+from dflash.target import TargetEnds
 
 
 def accumulate_gradient(
     model: DraftModel,
-    target: Target,
+    target: TargetEnds,
     pack: Pack,
     states: TargetStates,
     config: TrainingConfig,
@@ -76,7 +76,7 @@ def accumulate_gradient(
 
 
 def reference_loss(
-    model: DraftModel, target: Target, pack: Pack, states: TargetStates, config: TrainingConfig
+    model: DraftModel, target: TargetEnds, pack: Pack, states: TargetStates, config: TrainingConfig
 ) -> BlockLoss:
     """The loss of a pack, with its graph, the plain way: one mask, all rows and all logits at once.
 
