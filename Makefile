@@ -73,6 +73,14 @@ bench-generate: envs tools ## Measure generation: slot use, producer CPU, the re
 test-stack: envs tools materials ## Build the cpu images, bring the stack up in containers, and run the pipeline in it
 	$(ENVS)/stack/bin/python $(RUN_IN) tests/stack
 
+.PHONY: test-toolchain
+test-toolchain: envs tools ## Build kernels with the CUDA compiler that images/sglang locks, whole and broken (0.3 GB of wheels)
+	$(ENVS)/stack/bin/python $(RUN_IN) tests/cuda/test_toolchain.py
+
+.PHONY: test-production-image
+test-production-image: envs tools materials ## Build SGLang's cu130 image with its real CUDA wheels and serve in it on the CPU (25 GB of disk)
+	$(ENVS)/stack/bin/python $(RUN_IN) -s tests/cuda/test_production_image.py
+
 .PHONY: bench-prompts
 bench-prompts: envs materials ## Measure preparing prompts: rows a second, peak memory (ARGUMENTS=--tenth: the table)
 	PYTHONPATH=. $(ENVS)/tokenizer/bin/python -m tests.benchmarks.bench_prompts $(ARGUMENTS)
