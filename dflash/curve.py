@@ -9,10 +9,13 @@ from typing import Any
 
 from dflash.acceptance import Answer, Counts, count, guess_everywhere, summarize
 from dflash.config import TrainingConfig
+from dflash.data import open_dataset
 from dflash.features import FeatureSource
+from dflash.held_out import check_held_out
 from dflash.journal import Journal
 from dflash.metrics import ACCEPTANCE_CURVE, append_line, best_step, drop_lines_after
 from dflash.model import DraftModel
+from dflash.report import THINKING
 from dflash.rollouts import check_ids, read_prompts, roll_out, rollout_settings
 from dflash.target import Target
 
@@ -33,7 +36,7 @@ class AcceptanceCurve:
             target_layer_ids: the drafter's taps.
             resumed_at: the step from which the run goes on; lines after it are dropped.
 
-        Raises DflashError for unusable prompts or rollouts of other settings.
+        Raises DflashError for unusable prompts, prompts that are in the training data, or rollouts of other settings.
         """
         chosen = config.acceptance
         assert chosen is not None
@@ -42,6 +45,7 @@ class AcceptanceCurve:
         self._path = config.output / ACCEPTANCE_CURVE
         self._target = target
         self._prompts = read_prompts(chosen.prompts)
+        check_held_out(self._prompts, open_dataset(config.dataset), chosen.prompts)
         check_ids([prompt.input_ids for prompt in self._prompts], target)
         settings = rollout_settings(config.target, chosen.max_new_tokens, config.target_dtype)
         rollouts = Journal(chosen.rollouts or config.output / "rollouts.jsonl", settings, replace_other=False)
@@ -63,16 +67,19 @@ class AcceptanceCurve:
 
     def measure(self, step: int, model: DraftModel) -> dict[str, Any]:
         """Measure the drafter after `step` steps, append the line to the curve and return it."""
-        counts: dict[str, list[Counts]] = {}
+        by_source: dict[str, list[Counts]] = {}
+        by_thinking: dict[str, list[Counts]] = {}
         for row, (prompt, answer) in enumerate(zip(self._prompts, self._answers, strict=True)):
             features = self._features.states([row], [answer.sample]).features
             found = count(answer, guess_everywhere(self._target, model, answer, features))
-            counts.setdefault(prompt.source, []).append(found)
+            by_source.setdefault(prompt.source, []).append(found)
+            by_thinking.setdefault(THINKING[prompt.thinking], []).append(found)
         size = model.architecture.block_size
         line = {
             "step": step,
-            **summarize([item for items in counts.values() for item in items], size),
-            "by_source": {source: summarize(items, size) for source, items in sorted(counts.items())},
+            **summarize([item for items in by_source.values() for item in items], size),
+            "by_source": {name: summarize(items, size) for name, items in sorted(by_source.items())},
+            "by_thinking": {name: summarize(items, size) for name, items in sorted(by_thinking.items())},
         }
         append_line(self._path, line)
         self._measured.add(step)
