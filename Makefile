@@ -69,6 +69,10 @@ test-chaos: ## Kill workers, servers and Redis while a run goes on, and count wh
 bench-generate: envs tools ## Measure generation: slot use, producer CPU, the reference run's 193,010 prompts
 	$(ENVS)/producer/bin/python $(RUN_IN) -q -s tests/benchmarks/bench_generate.py
 
+.PHONY: run-real
+run-real: envs materials ## Answer a thousand real prompts on the real SGLang, killing a producer in the middle (half an hour)
+	PYTHONPATH=. $(ENVS)/stack/bin/python -m tests.benchmarks.real_run
+
 .PHONY: test-stack
 test-stack: envs tools materials ## Build the cpu images, bring the stack up in containers, and run the pipeline in it
 	$(ENVS)/stack/bin/python $(RUN_IN) tests/stack
