@@ -16,15 +16,19 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+import structlog
 from redis import Redis
+from redis.exceptions import RedisError
 from rq import Worker
 from rq.exceptions import DeserializationError
+from rq.executions import Execution
 from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.worker import BaseWorker
 
 from services.errors import UserError
 from services.heartbeats import heartbeat_file
+from services.lifetime import end_forks_with_their_parent, ends_with_this_process
 from services.queue_names import JOB_MODULES, Stage
 from services.queues import connect, queue
 from services.settings import Addresses
@@ -82,6 +86,13 @@ class QueueWorker(BaseWorker):
 class HeartbeatWorker(QueueWorker, Worker):
     """RQ's forking worker: one job at a time, each in a process of its own."""
 
+    def maintain_heartbeats(self, job: Job, execution: Execution) -> None:
+        """While a job runs, its process needs no Redis: a restart of Redis must not end a training run."""
+        try:
+            super().maintain_heartbeats(job, execution)
+        except RedisError as error:
+            structlog.get_logger().error("redis_unreachable", job=job.id, error=str(error))
+
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
         if self.stage in STOPPED_WITH_WORKER and self.horse_pid:
@@ -125,6 +136,8 @@ def run_worker(stage: Stage, addresses: Addresses) -> None:
     module = importlib.import_module(JOB_MODULES[stage])
     make_worker = getattr(module, f"make_{stage}_worker", None) or partial(HeartbeatWorker, stage)
     worker = make_worker(connect(addresses), heartbeat_file(stage, addresses))
+    # RQ forks its scheduler and its jobs: killed, a worker must not leave them to work beside its successor.
+    end_forks_with_their_parent()
     worker.work(with_scheduler=True, logging_level="INFO")
 
 
@@ -133,7 +146,7 @@ def run_workers(stages: Sequence[Stage], command: Sequence[str]) -> int:
 
     Returns the exit status of the first that ended.
     """
-    workers = [subprocess.Popen([*command, stage]) for stage in stages]
+    workers = [subprocess.Popen([*command, stage], preexec_fn=ends_with_this_process()) for stage in stages]
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
         for worker in workers:
