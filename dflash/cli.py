@@ -67,21 +67,41 @@ def train(
 def evaluate(
     target: Annotated[Path, typer.Option(help="Hugging Face folder of the target model.")],
     draft: Annotated[Path, typer.Option(help="A training run, a checkpoint or an exported drafter.")],
-    prompts: Annotated[Path, typer.Option(help="JSONL: prompt_id, source and input_ids on each line.")],
+    prompts: Annotated[
+        Path, typer.Option(help="JSONL: prompt_id, source, input_ids and maybe thinking (true or false) on each line.")
+    ],
     report: Annotated[Path, typer.Option(help="JSON report to write.")],
     rollouts: Annotated[
         Path,
         typer.Option(help="File for the target's own answers; share it between evaluations on the same target."),
     ],
+    dataset: Annotated[
+        Path | None, typer.Option(help="The training data: prompts that it has an answer to are refused.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to produce for a prompt.")] = 256,
     batch_size: Annotated[int, typer.Option(help="Prompts decoded at once.")] = 8,
+    temperature: Annotated[float, typer.Option(help="0: greedily; above: sampled tokens.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Of sampling: the likeliest tokens of this mass.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Of sampling: so many of the likeliest tokens; -1: all.")] = -1,
+    guessing: Annotated[
+        str, typer.Option(help="Of sampling: greedy (guesses are the likeliest tokens, as SGLang's) or sampled.")
+    ] = "greedy",
+    seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
+    tree_budget: Annotated[
+        int | None, typer.Option(help="Also decode with draft trees of so many nodes, greedily.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16, for target and drafter.")] = "float32",
     device: Annotated[str, typer.Option(help="A torch device, for example cpu or cuda.")] = "cpu",
     threads: Annotated[int | None, typer.Option(help="CPU threads of torch.")] = None,
 ) -> None:
-    """Measure acceptance length on held-out prompts and check every token against the target alone."""
+    """Measure acceptance on held-out prompts, by source and by thinking mode.
+
+    Greedily every token is checked against the target alone. Sampling keeps the target's distribution; give the
+    temperature, top_p and top_k that the server will sample with.
+    """
     values = {name: value for name, value in locals().items() if value is not None}
     from dflash.evaluate import evaluate as evaluate_draft
+    from dflash.evaluation_table import print_evaluation
 
     try:
         settings = EvaluationConfig.model_validate(values)
@@ -90,13 +110,8 @@ def evaluate(
     with _bar("evaluating", None) as bar:
         task = bar.task_ids[0]
         result = evaluate_draft(settings, lambda line: bar.update(task, completed=line["done"], total=line["prompts"]))
-    overall, lossless = result["overall"], result["lossless"]
-    typer.echo(
-        f"acceptance length {overall['acceptance_length'] or 0:.3f} on {overall['prompts']} prompts, "
-        f"{len(lossless['mismatches'])} mismatches with the target alone, "
-        f"{len(lossless['numeric_ties'])} numeric ties: "
-        f"{report}"
-    )
+    print_evaluation(result, Console())
+    typer.echo(str(report))
 
 
 @app.command()
