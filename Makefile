@@ -65,9 +65,17 @@ test-services: ## Tests on a real embedded Redis and the real SGLang server
 test-chaos: ## Kill workers, servers and Redis while a run goes on, and count what came of every prompt
 	$(ENVS)/producer/bin/python $(RUN_IN) tests/chaos
 
+.PHONY: kill-merge
+kill-merge: envs ## Kill a merge with -9 at a hundred moments: the base untouched, the dataset whole or absent
+	PYTHONPATH=. $(ENVS)/tokenizer/bin/python -m tests.chaos.kill_merge $(ARGUMENTS)
+
 .PHONY: bench-generate
 bench-generate: envs tools ## Measure generation: slot use, producer CPU, the reference run's 193,010 prompts
 	$(ENVS)/producer/bin/python $(RUN_IN) -q -s tests/benchmarks/bench_generate.py
+
+.PHONY: run-real
+run-real: envs materials ## Answer a thousand real prompts on the real SGLang, killing a producer in the middle (half an hour)
+	PYTHONPATH=. $(ENVS)/stack/bin/python -m tests.benchmarks.real_run
 
 .PHONY: test-stack
 test-stack: envs tools materials ## Build the cpu images, bring the stack up in containers, and run the pipeline in it
