@@ -87,8 +87,13 @@ class Prometheus:
         """Names of the alerts that fire."""
         return {found["metric"]["alertname"] for found in self.query('ALERTS{alertstate="firing"}')}
 
+    def rule_health(self) -> dict[str, str]:
+        """How the last evaluation of each rule went, by its name."""
+        groups = self._get("rules")["groups"]
+        return {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
+
     def _get(self, path: str, **parameters: object) -> dict[str, Any]:
-        data = urllib.parse.urlencode(parameters).encode()
-        with urllib.request.urlopen(f"{self.url}/api/v1/{path}", data=data, timeout=30) as response:
+        address = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(address, timeout=30) as response:
             data_of: dict[str, Any] = json.load(response)["data"]
         return data_of

@@ -164,8 +164,7 @@ def test_every_rule_is_evaluated_and_names_what_is_there(merged: Live) -> None:
     for found in rule_expressions():
         merged.prometheus.query(found.expr)
         assert metrics_of(found.expr)
-    health = merged.prometheus._get("rules")
-    states = {rule["name"]: rule["health"] for group in health["groups"] for rule in group["rules"]}
+    states = merged.prometheus.rule_health()
     assert set(states) == {found.where for found in rule_expressions()}
     assert set(states.values()) == {"ok"}
 
