@@ -1,12 +1,10 @@
 """What watching costs: time of a scrape, series of a stack with eight cards, processor time for scraping.
 
-    python -m tests.benchmarks.bench_monitoring
-
 The exporter is measured on a run like the reference run, half generated: 193,010 prompts in chunks of 64, and with the
 ranks of eight cards. The series of a server are those that a real one exposed, relabelled as prometheus.yml says.
 """
 
-# ruff: noqa: T201  (a command: what it prints is for the one who called it)
+# ruff: noqa: T201  (what it prints is for the one who called it)
 
 import re
 import resource
@@ -37,7 +35,7 @@ REAL_SERVER = Path(__file__).parents[1] / "monitoring" / "sglang.prom"
 OTHERS = {"redis_exporter": 260, "node_exporter": 340, "prometheus": 690, "grafana": 700}
 
 
-def main() -> None:
+def test_watching_costs_little() -> None:
     with tempfile.TemporaryDirectory() as folder, ValkeyServer() as valkey:
         root = Path(folder)
         run = make_run(root / "runs", "reference", make_target(root / "target"), PROMPTS, chunk_size=CHUNK)
@@ -123,7 +121,3 @@ def _kept_of_server() -> int:
     (rule,) = next(job for job in jobs if job["job_name"] == "sglang")["metric_relabel_configs"]
     lines = [line for line in REAL_SERVER.read_text().splitlines() if not line.startswith("#")]
     return sum(bool(re.fullmatch(rule["regex"], re.split(r"[{ ]", line)[0])) for line in lines)
-
-
-if __name__ == "__main__":
-    main()
