@@ -80,6 +80,8 @@ def _write_reports(run: Run) -> None:
         report = {"overall": {"acceptance_length": length}, "by_source": {"code": {"acceptance_length": length}}}
         publish_json(run.evaluation(name), report)
     publish_json(run.agreement, {"agree": 97.6})
+    assembled = {"samples": 0, "tokens": 0, "supervised_tokens": 0, "truncated": 0, "dropped": {"over_length": 1}}
+    publish_json(run.assembled("code-questions-00000"), {"source": "code-questions", **assembled})
 
 
 def _train(ranks: dict[str, WrittenRank], stopped: set[WrittenRank], ended: threading.Event) -> None:
