@@ -77,6 +77,27 @@ bench-generate: envs tools ## Measure generation: slot use, producer CPU, the re
 run-real: envs materials ## Answer a thousand real prompts on the real SGLang, killing a producer in the middle (half an hour)
 	PYTHONPATH=. $(ENVS)/stack/bin/python -m tests.benchmarks.real_run
 
+.PHONY: binaries
+binaries:
+	@tests/monitoring/binaries.sh var/monitoring
+
+.PHONY: test-rules
+test-rules: binaries ## promtool on Prometheus' configuration, rules and their tests
+	var/monitoring/promtool check config monitoring/prometheus/prometheus.yml
+	var/monitoring/promtool test rules monitoring/prometheus/tests/*.yml
+
+.PHONY: test-monitoring
+test-monitoring: envs tools test-rules ## Panels and alerts on the Prometheus of a live stack: each shows data, fires and clears
+	$(ENVS)/producer/bin/python $(RUN_IN) tests/monitoring
+
+.PHONY: bench-monitoring
+bench-monitoring: envs tools ## Measure what watching costs: a scrape, series of an 8-card stack, processor time
+	$(ENVS)/producer/bin/python $(RUN_IN) -q -s tests/benchmarks/bench_monitoring.py
+
+.PHONY: pictures
+pictures: envs tools binaries ## Draw the dashboards over the tests' live stack into docs/images, in ten minutes
+	PYTHONPATH=.:$(ENVS)/tests/lib/python3.11/site-packages $(ENVS)/producer/bin/python -m tests.monitoring.show docs/images
+
 .PHONY: test-stack
 test-stack: envs tools materials ## Build the cpu images, bring the stack up in containers, and run the pipeline in it
 	$(ENVS)/stack/bin/python $(RUN_IN) tests/stack
