@@ -20,6 +20,7 @@ from services.settings import Addresses, Settings, load_settings
 from services.stack import stages
 from services.stack.estimate import Estimate, estimate
 from services.stack.merge_table import merge_tables
+from services.stack.operate_commands import register
 from services.stack.prepared import print_prepared, print_preview
 from services.stack.reconcile import check_not_paused, choose
 from services.stack.reconcile import reconcile as reconcile_run
@@ -332,6 +333,9 @@ def metrics(port: Annotated[int, typer.Option(help="port to serve /metrics on")]
     from services.metrics import serve_metrics
 
     serve_metrics(Addresses(), port)
+
+
+register(app)
 
 
 def _open(run_name: str, config: Path | None = None) -> tuple[Run, Settings, Operator]:
