@@ -25,6 +25,7 @@ def evaluation_arguments(run: Run, settings: Settings, name: str, step: int, pro
         "target": settings.target.path,
         "draft": run.checkpoint(step),
         "prompts": prompts,
+        "dataset": run.dataset,
         "report": run.evaluation(name),
         "rollouts": prompts.with_name("rollouts.jsonl"),
         "max-new-tokens": settings.evaluate.max_new_tokens,
@@ -48,5 +49,10 @@ def held_out_lines(run: Run, settings: Settings) -> Iterator[str]:
         raise UserError(f"run {run.name} has no held-out prompts; set held_out for a source and prepare a new run")
     for path in paths:
         for prompt in read_prompts(path):
-            content = {"prompt_id": prompt.prompt_id, "source": prompt.source, "input_ids": prompt.input_ids}
+            content = {
+                "prompt_id": prompt.prompt_id,
+                "source": prompt.source,
+                "input_ids": prompt.input_ids,
+                "thinking": settings.render.thinking,
+            }
             yield json.dumps(content) + "\n"

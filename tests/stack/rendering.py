@@ -15,7 +15,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 SNAPSHOTS = Path(__file__).parent / "rendered"
-PROFILES = ("generate", "train", "monitoring", "operate")
+PROFILES = ("generate", "train", "monitoring", "alerting", "operate")
 FILES = ("compose.yaml", "compose.cpu.yaml")
 VARIABLES = {
     "MODEL_DIR": "/models/target",

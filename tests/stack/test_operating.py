@@ -120,7 +120,7 @@ def image(name: str) -> str:
 
 
 def entries(project: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (project / "releases.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (project / "operations" / "releases.jsonl").read_text().splitlines()]
 
 
 def test_a_swap_is_recorded_and_a_rollback_undoes_it(project: Path, version: str) -> None:
@@ -174,7 +174,7 @@ def test_what_cannot_be_swapped_is_said_and_nothing_is_touched(project: Path, ve
     assert "is one of trainer, not of producer" in error_of(project, "swap", "producer", other_role)
     assert "rq: must be 3.0.0, is 2.9.0" in error_of(project, "swap", "producer", f"other-{version}")
     assert "'redis' has no image of this project" in error_of(project, "swap", "redis", "cpu")
-    assert not (project / "releases.jsonl").exists()
+    assert not (project / "operations" / "releases.jsonl").exists()
 
 
 def test_a_killed_swap_is_undone_by_the_next_command(project: Path, version: str) -> None:

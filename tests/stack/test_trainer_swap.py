@@ -118,9 +118,10 @@ def test_training_goes_on_at_its_step_in_the_other_image_and_back(stack: StackUn
     done = steps(stack)
     assert done == sorted(set(done))
     assert [step for step in done if step % 5 == 0] == list(range(5, done[-1] + 1, 5))
+    lines = (stack.env_file.with_name("operations") / "releases.jsonl").read_text().splitlines()
     changes = [
         (entry["action"], entry["event"], entry["to"]["contents"]["torch"])
-        for entry in map(json.loads, stack.env_file.with_name("releases.jsonl").read_text().splitlines())
+        for entry in map(json.loads, lines)
         if entry["event"] != "measured"
     ]
     assert changes == [

@@ -89,6 +89,7 @@ def restore(project: Project, folder: Path, replace: bool, console: Console) -> 
         _stream(project, EXTRACT, source=content)
     for source, target in zip(KEPT, (project.env_file, project.releases), strict=True):
         if (folder / source).is_file() and not target.exists():
+            target.parent.mkdir(exist_ok=True)
             shutil.copy2(folder / source, target)
     _make_queues_anew(project, console)
 

@@ -5,6 +5,7 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from services.stack.operate.engine import attempt, containers, docker, inspect_i
 from services.stack.operate.env_file import read_variables
 from services.stack.operate.gpus import IDLE_BYTES, read_cards, read_holders
 from services.stack.operate.project import SIDES, Project
+from services.stack.operate.secret_folder import GRAFANA, NAMES, REDIS
 
 State = Literal["ok", "warning", "wrong"]
 OLDEST_ENGINE = (24, 0)
@@ -213,18 +215,21 @@ def check_secrets(project: Project) -> Iterator[Check]:
     if folder.stat().st_mode & 0o077:
         yield Check("secrets", "wrong", f"{folder} is open to other users of this machine", f"chmod 700 {folder}")
 
-    def password() -> Iterator[Check]:
-        path = folder / "redis_password"
-        read_secret(path)
-        if not path.stat().st_mode & READABLE_BY_ALL:
-            # In the containers other users read it; on the host the folder keeps them out.
-            yield Check("secrets", "wrong", f"{path} cannot be read in the containers", f"chmod 444 {path}")
-        else:
-            yield Check("secrets", "ok", str(path))
+    missing = [name for name in NAMES if not (folder / name).is_file()]
+    if missing:
+        yield Check("secrets", "wrong", f"{folder} has no {', '.join(missing)}", "dflash-stack secrets")
+    for name in (REDIS, GRAFANA):
+        if name not in missing:
+            yield from _or_wrong("secrets", partial(_check_secret, folder / name))
 
-    yield from _or_wrong("secrets", password)
-    if not (folder / "hf_token").is_file():
-        yield Check("secrets", "wrong", f"there is no {folder / 'hf_token'}", "dflash-stack secrets; it may be empty")
+
+def _check_secret(path: Path) -> Iterator[Check]:
+    read_secret(path)
+    if path.stat().st_mode & READABLE_BY_ALL:
+        yield Check("secrets", "ok", str(path))
+    else:
+        # In the containers other users read it; on the host the folder keeps them out.
+        yield Check("secrets", "wrong", f"{path} cannot be read in the containers", f"chmod 444 {path}")
 
 
 def _check_images(services: Mapping[str, Any]) -> Iterator[Check]:

@@ -27,7 +27,7 @@ class Project:
 
     @property
     def releases(self) -> Path:
-        return self.env_file.with_name("releases.jsonl")
+        return releases_file(self.env_file)
 
     def of_role(self, role: Role) -> list[str]:
         """The services that run a role's image, in order."""
@@ -60,6 +60,11 @@ class Project:
     @property
     def uses_gpus(self) -> bool:
         return any(self.cards(name) != [] for name in self.services)
+
+
+def releases_file(env_file: Path) -> Path:
+    """Where the record of a stack's images is; a folder of its own, which the exporter sees."""
+    return env_file.with_name("operations") / "releases.jsonl"
 
 
 def open_project(folder: Path, env_file: Path) -> Project:

@@ -77,6 +77,7 @@ def read_entries(path: Path) -> list[Entry]:
 
 def append(path: Path, entry: Entry) -> None:
     """Add an entry; it is on the disk when this returns."""
+    path.parent.mkdir(exist_ok=True)
     path.touch()
     with path.open("r+b") as file:
         content = file.read()
@@ -94,6 +95,7 @@ def operating(path: Path) -> Iterator[None]:
     Raises:
         UserError: another command is at it.
     """
+    path.parent.mkdir(exist_ok=True)
     lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:

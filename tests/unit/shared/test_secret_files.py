@@ -51,7 +51,7 @@ def test_a_service_does_not_start_on_a_placeholder(tmp_path: Path) -> None:
 
 def test_secrets_are_made_once_and_for_their_owner(tmp_path: Path) -> None:
     folder = tmp_path / "secrets"
-    assert make_secrets(folder) == ["redis_password", "hf_token"]
+    assert make_secrets(folder) == ["redis_password", "redis_exporter.json", "grafana_password", "hf_token"]
     first = read_secret(folder / "redis_password")
     assert folder.stat().st_mode & 0o777 == 0o700
     assert make_secrets(folder) == []

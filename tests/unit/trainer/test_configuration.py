@@ -45,6 +45,7 @@ def test_every_evaluation_shares_the_targets_own_answers(tmp_path: Path) -> None
     after = evaluation_arguments(run, settings, "after", 10, prompts)
     assert before[before.index("--rollouts") + 1] == after[after.index("--rollouts") + 1]
     assert before[before.index("--draft") + 1] == str(run.checkpoint(0))
+    assert before[before.index("--dataset") + 1] == str(run.dataset)
 
 
 def test_held_out_prompts_come_from_every_source_that_keeps_some(tmp_path: Path) -> None:
@@ -56,7 +57,7 @@ def test_held_out_prompts_come_from_every_source_that_keeps_some(tmp_path: Path)
         write_prompts(path, [Prompt(f"id-{source.name}", source.name, "[]", None, [1, 2])])
     lines = list(held_out_lines(run, settings))
     assert len(lines) == len(settings.sources)
-    assert '"input_ids": [1, 2]' in lines[0]
+    assert '"input_ids": [1, 2], "thinking": null' in lines[0]
 
 
 def test_a_run_without_held_out_prompts_is_refused(tmp_path: Path) -> None:

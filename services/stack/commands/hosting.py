@@ -15,7 +15,7 @@ from services.stack.operate.project import ROLES, Project, Role, open_project
 PANEL = "Operating the stack, on its host"
 
 Folder = Annotated[Path, typer.Option(help="the checkout that holds compose.yaml")]
-EnvFile = Annotated[Path, typer.Option(help="its .env; releases.jsonl lies beside it")]
+EnvFile = Annotated[Path, typer.Option(help="its .env; operations/ lies beside it")]
 Service = Annotated[str, typer.Argument(metavar="SERVICE", help=f"one of {', '.join(ROLES)}")]
 Margin = Annotated[float, typer.Option(min=0, help="MB that an image may hold more than the one in use")]
 Why = Annotated[str, typer.Option(help="kept in releases.jsonl")]
@@ -106,9 +106,10 @@ def rollback(service: Service, why: Why = "", folder: Folder = HERE, env_file: E
 def history(env_file: EnvFile = ENV) -> None:
     """Every change of an image: when, from what to what, and why."""
     from services.stack.operate.history import history_table
+    from services.stack.operate.project import releases_file
     from services.stack.operate.releases import read_entries
 
-    _console().print(history_table(read_entries(env_file.with_name("releases.jsonl"))))
+    _console().print(history_table(read_entries(releases_file(env_file))))
 
 
 @budget_app.command("measure")
