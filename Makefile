@@ -7,7 +7,9 @@ ENVS := .envs
 STACK := $(ENVS)/stack/bin/python -m services.stack
 TOOLS := $(ENVS)/tests/bin
 RUN_IN := tests/run_in.py
-CPU := docker compose -f compose.cpu.yaml
+COMPOSE := docker compose
+# A build is named by VERSION, also where a swap has put another image in its place.
+UNPINNED := SGLANG_IMAGE= PRODUCER_IMAGE= TOKENIZER_IMAGE= TRAINER_IMAGE=
 
 .PHONY: help
 help: ## List the targets
@@ -100,7 +102,11 @@ pictures: envs tools binaries ## Draw the dashboards over the tests' live stack 
 
 .PHONY: test-stack
 test-stack: envs tools materials ## Build the cpu images, bring the stack up in containers, and run the pipeline in it
-	$(ENVS)/stack/bin/python $(RUN_IN) tests/stack
+	$(ENVS)/stack/bin/python $(RUN_IN) tests/stack -m "stack and not long"
+
+.PHONY: test-stack-long
+test-stack-long: envs tools materials ## The longer container tests: services killed and scaled in a run, swaps while training, restore
+	$(ENVS)/stack/bin/python $(RUN_IN) tests/stack -m long
 
 .PHONY: test-toolchain
 test-toolchain: envs tools ## Build kernels with the CUDA compiler that images/sglang locks, whole and broken (0.3 GB of wheels)
@@ -122,15 +128,50 @@ lint: envs tools ## ruff, mypy, import-linter, shellcheck, hadolint
 lock: tools ## Renew the hashed locks
 	python3 images/lock.py
 
+.PHONY: build
+build: ## Build the images of the stack that .env names
+	$(UNPINNED) $(COMPOSE) --profile '*' build
+
+.PHONY: up
+up: ## Look at this host, bring the stack of .env up, and wait until it is healthy
+	@$(STACK) doctor
+	$(COMPOSE) up --detach --wait --no-build
+
+.PHONY: down
+down: ## Take the stack down; its volumes stay
+	$(COMPOSE) --profile '*' down
+
+.PHONY: scale
+scale: ## Run PRODUCERS=N producers, from now on
+	@$(STACK) scale $(PRODUCERS)
+
+.PHONY: logs
+logs: ## Follow the logs of the stack, or of SERVICE=NAME
+	$(COMPOSE) logs --follow --tail 100 $(SERVICE)
+
+.PHONY: backup
+backup: ## Copy all runs to a new folder in var/backups, while the stack goes on
+	@$(STACK) backup
+
+.PHONY: restore
+restore: ## Put the runs of BACKUP=FOLDER back; the stack is down, and there are no runs
+	@$(STACK) restore $(BACKUP)
+
+.PHONY: swap
+swap: ## Put another image in a service's place: SERVICE=trainer IMAGE=cu130 (a variant, a tag or a whole name)
+	@$(STACK) swap $(SERVICE) $(IMAGE)
+
+.PHONY: rollback
+rollback: ## Go back to the image before the last swap: SERVICE=trainer
+	@$(STACK) rollback $(SERVICE)
+
 .PHONY: up-cpu
-up-cpu: materials ## Bring the CPU stack up and wait until it is healthy; writes .env if there is none
+up-cpu: materials ## Bring the CPU stack up with the demo's model; writes .env if there is none
 	@$(STACK) stack-files
-	$(CPU) build
-	$(CPU) up --detach --wait
+	@$(MAKE) build up
 
 .PHONY: down-cpu
-down-cpu: ## Take the CPU stack down; its volumes stay
-	$(CPU) down
+down-cpu: down ## The same as down
 
 .PHONY: clean
 clean: ## Remove what the demo and the tests wrote; the environments stay
