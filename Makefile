@@ -65,6 +65,10 @@ test-services: ## Tests on a real embedded Redis and the real SGLang server
 test-chaos: ## Kill workers, servers and Redis while a run goes on, and count what came of every prompt
 	$(ENVS)/producer/bin/python $(RUN_IN) tests/chaos
 
+.PHONY: kill-training
+kill-training: envs tools ## Kill a training run with -9 twenty times, and compare its end with one never killed
+	$(ENVS)/trainer/bin/python $(RUN_IN) -q -s tests/benchmarks/kill_training.py
+
 .PHONY: bench-generate
 bench-generate: envs tools ## Measure generation: slot use, producer CPU, the reference run's 193,010 prompts
 	$(ENVS)/producer/bin/python $(RUN_IN) -q -s tests/benchmarks/bench_generate.py

@@ -1,5 +1,6 @@
 """Running `dflash` as a child process: a job must not initialise CUDA in RQ's forked process (pytorch#40403)."""
 
+import ctypes
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import structlog
 from services.errors import UserError
 
 USER_ERROR_STATUS = 1
+PR_SET_PDEATHSIG = 1
 
 
 class StoppedError(Exception):
@@ -19,6 +21,8 @@ class StoppedError(Exception):
 
 def run_dflash(log: Path, *arguments: str | Path) -> None:
     """Run the command `dflash` with its output going to `log`, and pass SIGTERM on to it.
+
+    Should this process be killed, the kernel sends it SIGTERM too: it ends with a checkpoint.
 
     Raises:
         UserError: it told of a user's mistake; its line is passed on.
@@ -29,7 +33,9 @@ def run_dflash(log: Path, *arguments: str | Path) -> None:
     command = [sys.executable, "-m", "dflash", *map(str, arguments)]
     stopped = False
     with log.open("ab") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, preexec_fn=_stop_with_parent
+        )
 
         def stop(number: int, _frame: FrameType | None) -> None:
             nonlocal stopped
@@ -48,6 +54,10 @@ def run_dflash(log: Path, *arguments: str | Path) -> None:
         raise UserError(_last_line(log).removeprefix("error: "))
     if status != 0:
         raise ChildProcessError(f"dflash {arguments[0]} ended with status {status}: {_last_line(log)}; see {log}")
+
+
+def _stop_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _last_line(log: Path) -> str:
