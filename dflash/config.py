@@ -171,11 +171,23 @@ class TrainingConfig(_Config):
     max_batch_size: int = Field(default=64, ge=1, description="Most samples in one step.")
     max_length: int = Field(default=3072, ge=2, description="Longer samples are cut to this many tokens.")
     seed: int = Field(default=0, ge=0)
-    dtype: DtypeName = Field(default="float32", description="Arithmetic of the drafter; its weights stay float32.")
+    dtype: DtypeName = Field(
+        default="float32",
+        description="Arithmetic of the drafter; its weights stay float32, the head computes in target_dtype.",
+    )
     target_dtype: DtypeName = Field(default="float32", description="Weights and arithmetic of the target.")
     device: str = Field(default="cpu", description="A torch device.")
     threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; default: torch's choice.")
-    loss_chunk_blocks: int = Field(default=128, ge=1, description="Blocks whose logits are in memory at once.")
+    max_draft_rows: int | None = Field(
+        default=None,
+        ge=2,
+        description="Most block rows in memory at once; a step with more goes through them in groups. Same gradient.",
+    )
+    loss_chunk_blocks: int | None = Field(
+        default=None,
+        ge=1,
+        description="Blocks whose logits are in memory at once; default: 64 MiB of them on a CPU, 1 GiB on CUDA.",
+    )
     feature_cache_bytes: int = Field(
         default=0,
         ge=0,
@@ -199,6 +211,11 @@ class TrainingConfig(_Config):
         return self
 
     @model_validator(mode="after")
+    def _a_block_fits(self) -> TrainingConfig:
+        if self.max_draft_rows is not None and self.max_draft_rows < self.draft.block_size:
+            raise ValueError(f"max_draft_rows {self.max_draft_rows} is less than one block of {self.draft.block_size}")
+        return self
+
     def _every_drafter_has_as_many_packs(self) -> TrainingConfig:
         if self.step_packs % self.topology.drafters:
             raise ValueError(

@@ -103,7 +103,7 @@ class StepSums:
 def unflatten_correct(correct: Tensor, labels: Labels) -> Tensor:
     """Return hits as bool [blocks, block_size - 1]; slots without a label are False."""
     hits = torch.zeros_like(labels.weights, dtype=torch.bool)
-    hits[labels.weights > 0] = correct
+    hits[labels.weights > 0] = correct.to(hits.device)
     return hits[:, 1:]
 
 

@@ -17,13 +17,17 @@ JOURNAL_IDS = b',"output_ids":['
 
 @dataclass
 class GenerateCounts:
-    """Prompts by what became of them; `in_journal` are finished answers of chunks that are not."""
+    """Prompts by what became of them; `in_journal` are finished answers of chunks that are not.
+
+    `attempts` are the requests that were sent for all of these.
+    """
 
     prompts: int = 0
     completed: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
     output_tokens: int = 0
+    attempts: int = 0
     chunks: int = 0
     chunks_done: int = 0
     in_journal: int = 0
@@ -67,12 +71,15 @@ class GenerateCounter:
             if summary is None:
                 of_source.in_journal += len(journal.prompt_ids)
                 of_source.output_tokens += journal.output_tokens
+                of_source.attempts += journal.attempts
                 continue
             of_source.chunks_done += 1
             of_source.completed += summary["completed"]
             of_source.rejected.update(summary["rejected"])
             of_source.failed.update(summary["failed"])
             of_source.output_tokens += summary["output_tokens"]
+            # A summary that an earlier version published tells none.
+            of_source.attempts += summary.get("attempts", 0)
         return counts
 
     def _summary(self, chunk: str) -> dict[str, Any] | None:
@@ -97,6 +104,7 @@ class JournalCounter:
     def __init__(self, path: Path) -> None:
         self.prompt_ids: set[str] = set()
         self.output_tokens = 0
+        self.attempts = 0
         self._path = path
         self._read_bytes = 0
 
@@ -126,6 +134,7 @@ class JournalCounter:
         if answer["prompt_id"] in self.prompt_ids:
             return
         self.prompt_ids.add(answer["prompt_id"])
+        self.attempts += answer["attempts"]
         if answer["status"] == "completed":
             self.output_tokens += ids.count(b",") + 1 if len(ids) > len(b"]}") else 0
 

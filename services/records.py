@@ -150,7 +150,7 @@ def read_origin(path: Path) -> dict[str, Any] | None:
 
 def summarize(path: Path) -> dict[str, Any]:
     """Counts, size, checksum and origin of a chunk's published completions, read from the file itself."""
-    table = pq.read_table(path, columns=["status", "reason", "output_ids"])
+    table = pq.read_table(path, columns=["status", "reason", "output_ids", "attempts"])
     lengths = pc.list_value_length(table["output_ids"]).to_pylist()
     rows = list(zip(table["status"].to_pylist(), table["reason"].to_pylist(), lengths, strict=True))
     with path.open("rb") as file:
@@ -160,6 +160,7 @@ def summarize(path: Path) -> dict[str, Any]:
         "rejected": Counter(reason for status, reason, _ in rows if status == "rejected"),
         "failed": Counter(reason for status, reason, _ in rows if status == "failed"),
         "output_tokens": sum(length for status, _, length in rows if status == "completed"),
+        "attempts": sum(table["attempts"].to_pylist()),
         "bytes": path.stat().st_size,
         "sha256": checksum,
         "origin": read_origin(path),

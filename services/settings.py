@@ -269,6 +269,12 @@ class Addresses(BaseSettings):
     runs: Path = Field(default=Path("var/runs"), description="folder of all runs")
     heartbeat: Path = Field(default=Path("/tmp/dflash-heartbeat"), description="file that a live worker touches")
 
+    metrics_port: int | None = Field(default=None, description="port on which a worker serves /metrics; None: on none")
+    version: str = Field(default="dev", description="version of this project's images, as metrics tell it")
+    versions: Path = Field(default=Path("images/versions.toml"), description="what each image must contain")
+    releases: Path = Field(
+        default=Path("operations/releases.jsonl"), description="the operator's record of images put in place"
+    )
     grace: float = Field(default=90, ge=0, description="seconds that a stopped producer awaits answers in flight")
 
     def server_list(self) -> list[str]:

@@ -91,7 +91,10 @@ class TrainSettings(Section):
     target_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     device: str = "cuda"
     threads: int | None = Field(default=None, ge=1)
-    loss_chunk_blocks: int = Field(default=128, ge=1, description="blocks whose logits are in memory at once")
+    max_draft_rows: int | None = Field(default=None, ge=2, description="most block rows in memory at once; null: all")
+    loss_chunk_blocks: int | None = Field(
+        default=None, ge=1, description="blocks whose logits are in memory at once; null: by size"
+    )
     feature_cache_bytes: int = Field(default=0, ge=0, description="memory for features kept between epochs")
     acceptance: AcceptanceSettings | None = Field(
         default=None, description="measure acceptance while training and keep the best checkpoint by it"

@@ -25,6 +25,7 @@ from rq.worker import BaseWorker
 
 from services.errors import UserError
 from services.heartbeats import heartbeat_file
+from services.metrics.worker import serve_worker_metrics
 from services.queue_names import JOB_MODULES, Stage
 from services.queues import connect, queue
 from services.settings import Addresses
@@ -120,9 +121,11 @@ def do_not_retry_user_errors(
 def run_worker(stage: Stage, addresses: Addresses) -> None:
     """Take jobs of one queue until SIGTERM or SIGINT; a job that runs then is finished or handed back.
 
-    A room whose jobs want another worker than the forking one has a `make_STAGE_worker` beside them.
+    A room whose jobs want another worker than the forking one has a `make_STAGE_worker` beside them, and one that
+    counts something of its own a `register_STAGE_metrics`.
     """
     module = importlib.import_module(JOB_MODULES[stage])
+    serve_worker_metrics(stage, addresses, getattr(module, f"register_{stage}_metrics", None))
     make_worker = getattr(module, f"make_{stage}_worker", None) or partial(HeartbeatWorker, stage)
     worker = make_worker(connect(addresses), heartbeat_file(stage, addresses))
     worker.work(with_scheduler=True, logging_level="INFO")
@@ -133,7 +136,10 @@ def run_workers(stages: Sequence[Stage], command: Sequence[str]) -> int:
 
     Returns the exit status of the first that ended.
     """
-    workers = [subprocess.Popen([*command, stage]) for stage in stages]
+    serve_worker_metrics(stages[0], Addresses())
+    # One port a container, which is taken now.
+    environment = {name: value for name, value in os.environ.items() if name != "DFLASH_METRICS_PORT"}
+    workers = [subprocess.Popen([*command, stage], env=environment) for stage in stages]
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
         for worker in workers:

@@ -61,6 +61,7 @@ class Session:
         """What goes on here at this moment."""
         return {
             "chunks": len(self.open_chunks),
+            "slots": self.settings.generate.concurrency,
             "servers": {
                 server.url: {
                     "state": "ready" if server.healthy else "refused" if server.refused else "left out",

@@ -63,7 +63,7 @@ def healthcheck(queues: Queues) -> None:
 
 def metrics(port: Annotated[int, typer.Option(help="port to serve /metrics on")] = 9460) -> None:
     """Serve the metrics of all runs and queues for Prometheus."""
-    from services.metrics import serve_metrics
+    from services.metrics.exporter import serve_metrics
     from services.settings import Addresses
 
     serve_metrics(Addresses(), port)
