@@ -71,6 +71,10 @@ test-chaos: ## Kill workers, servers and Redis while a run goes on, and count wh
 kill-merge: envs ## Kill a merge with -9 at a hundred moments: the base untouched, the dataset whole or absent
 	PYTHONPATH=. $(ENVS)/tokenizer/bin/python -m tests.chaos.kill_merge $(ARGUMENTS)
 
+.PHONY: kill-training
+kill-training: envs tools ## Kill a training run with -9 twenty times, and compare its end with one never killed
+	$(ENVS)/trainer/bin/python $(RUN_IN) -q -s tests/benchmarks/kill_training.py
+
 .PHONY: bench-generate
 bench-generate: envs tools ## Measure generation: slot use, producer CPU, the reference run's 193,010 prompts
 	$(ENVS)/producer/bin/python $(RUN_IN) -q -s tests/benchmarks/bench_generate.py

@@ -64,6 +64,33 @@ def train(
 
 
 @app.command()
+def probe(
+    config: Annotated[
+        Path, typer.Option(help="JSON or YAML file; the keys are those of dflash.config.TrainingConfig.")
+    ],
+    devices: Annotated[int, typer.Option(help="Devices of the machine.", min=1)],
+    seconds: Annotated[float, typer.Option(help="How long to measure, beside loading.", min=1)] = 120,
+) -> None:
+    """Measure the target and a drafter on one device; print the best split of the machine and the hours it needs."""
+    from dflash.probe import probe as measure
+    from dflash.probe import splits
+
+    rates, work = measure(load_config(config, TrainingConfig), seconds)
+    tokens = work.pack_tokens
+    typer.echo(f"target    {rates.target:9.3f} s a pack, {tokens / rates.target:9.0f} tokens/s on one device")
+    drafter = rates.gradient + rates.optimizer
+    typer.echo(f"drafter   {drafter:9.3f} s a pack, {tokens / drafter:9.0f} tokens/s on one device")
+    typer.echo(f"packs of {tokens:.0f} tokens: {work.epoch_packs} an epoch, {work.run_packs} in the configured steps")
+    for number, split in enumerate(splits(rates, devices)[:3]):
+        name = f"{split.targets} + {split.drafters}" if split.targets else f"{split.drafters} colocated"
+        hours = [packs / split.packs_per_second / 3600 for packs in (work.epoch_packs, work.run_packs)]
+        typer.echo(
+            f"{'best' if number == 0 else 'next':9} {name}: {split.packs_per_second * tokens:.0f} tokens/s, "
+            f"{hours[0]:.2f} h an epoch, {hours[1]:.2f} h the run; {split.waits}"
+        )
+
+
+@app.command()
 def evaluate(
     target: Annotated[Path, typer.Option(help="Hugging Face folder of the target model.")],
     draft: Annotated[Path, typer.Option(help="A training run, a checkpoint or an exported drafter.")],
