@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from dflash.config import Sampling
 from dflash.decode import GreedyOutput, SpeculativeOutput, as_row, cut_at_end, new_cache
-from dflash.model import DraftModel, KeysValues
+from dflash.model import DraftModel, KeysValues, masked_attention
 from dflash.ragged import RaggedLayer, block_mask, causal_mask, stack_rows, write_rows
-from dflash.sampling import Draws, Sampling, distribution, draw, keep_drawn
+from dflash.sampling import Draws, distribution, draw, keep_drawn
 from dflash.target import Target, TargetOutput, forward_with_cache
 
 
@@ -192,8 +193,8 @@ def _guess_logits(target: Target, draft: DraftModel, anchors: Tensor, batch: _Ba
     inputs = target.embedding(torch.cat((anchors[:, None], masks), dim=1)).to(draft.fc.weight.dtype)
     longest = int(batch.lengths.max())
     context = [KeysValues(layer.keys[:, :, :longest], layer.values[:, :, :longest]) for layer in batch.draft_layers]
-    mask = block_mask(batch.lengths, shape.block_size)
-    hidden = draft(inputs, _positions(batch.lengths, shape.block_size), context, mask)[:, 1:]
+    attend = masked_attention(block_mask(batch.lengths, shape.block_size))
+    hidden = draft(inputs, _positions(batch.lengths, shape.block_size), context, attend)[:, 1:]
     logits: Tensor = hidden.to(target.head.dtype) @ target.head.T
     return logits
 

@@ -8,6 +8,7 @@ them in a cache, and both run the same code below.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,30 @@ class KeysValues(NamedTuple):
 
     keys: Tensor
     values: Tensor
+
+
+# Attends from queries [batch, heads, rows, head_dim] over a layer's context and over the keys and values of the block
+# rows themselves, each [batch, kv_heads, .., head_dim]; returns the shape of the queries.
+Attend = Callable[[Tensor, KeysValues, KeysValues], Tensor]
+
+
+def masked_attention(mask: Tensor | None = None) -> Attend:
+    """Attend by one mask over [context | block rows]: decoding's way, and the plain reference of training's.
+
+    Args:
+        mask: bool, broadcastable to [batch, heads, rows, context + rows], True where visible; None: all is.
+    """
+
+    def attend(queries: Tensor, context: KeysValues, block: KeysValues) -> Tensor:
+        return F.scaled_dot_product_attention(
+            queries,
+            torch.cat((context.keys, block.keys), dim=2),
+            torch.cat((context.values, block.values), dim=2),
+            attn_mask=mask,
+            enable_gqa=queries.shape[1] != context.keys.shape[1],
+        )
+
+    return attend
 
 
 class RMSNorm(nn.Module):
@@ -66,22 +91,16 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(queries, hidden, bias=False)
         self.q_norm = RMSNorm(self.head_dim, architecture.rms_norm_eps)
         self.k_norm = RMSNorm(self.head_dim, architecture.rms_norm_eps)
-        self.grouped = architecture.num_attention_heads != architecture.num_key_value_heads
 
     def keys_values(self, rows: Tensor, cos: Tensor, sin: Tensor) -> KeysValues:
         """Project `rows` [batch, length, hidden] (already normed) to rotated keys and values."""
         keys = self.k_norm(self._split_heads(self.k_proj(rows)))
         return KeysValues(rotate(keys, cos, sin), self._split_heads(self.v_proj(rows)))
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: KeysValues, mask: Tensor | None) -> Tensor:
-        """Attend from `x` [batch, rows, hidden]; `mask` [rows, context + rows] is True where visible."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: KeysValues, attend: Attend) -> Tensor:
+        """Attend from `x` [batch, rows, hidden] to the context and to the rows themselves, as `attend` says."""
         queries = rotate(self.q_norm(self._split_heads(self.q_proj(x))), cos, sin)
-        block = self.keys_values(x, cos, sin)
-        keys = torch.cat((context.keys, block.keys), dim=2)
-        values = torch.cat((context.values, block.values), dim=2)
-        attended = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, scale=self.head_dim**-0.5, enable_gqa=self.grouped
-        )
+        attended = attend(queries, context, self.keys_values(x, cos, sin))
         out: Tensor = self.o_proj(attended.transpose(1, 2).flatten(2))
         return out
 
@@ -115,8 +134,8 @@ class DraftLayer(nn.Module):
         self.input_layernorm = RMSNorm(architecture.hidden_size, architecture.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(architecture.hidden_size, architecture.rms_norm_eps)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: KeysValues, mask: Tensor | None) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, context, mask)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: KeysValues, attend: Attend) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, context, attend)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
@@ -145,7 +164,7 @@ class DraftModel(nn.Module):
         return [layer.self_attn.keys_values(rows, cos, sin) for layer in self._layers()]
 
     def forward(
-        self, inputs: Tensor, positions: Tensor, context: list[KeysValues], mask: Tensor | None = None
+        self, inputs: Tensor, positions: Tensor, context: list[KeysValues], attend: Attend | None = None
     ) -> Tensor:
         """Return the final normed hidden state of block rows [batch, rows, hidden].
 
@@ -153,12 +172,12 @@ class DraftModel(nn.Module):
             inputs: [batch, rows, hidden], the target's embeddings of [anchor, MASK, ...] for each block.
             positions: [batch, rows], positions in the document.
             context: from `context`, one entry for each layer.
-            mask: bool [rows, context length + rows], True where visible; None for one block, which sees all.
+            attend: which rows see what; None for one block, which sees all.
         """
         cos, sin = self._angles(positions)
         x = inputs
         for layer, keys_values in zip(self._layers(), context, strict=True):
-            x = layer(x, cos, sin, keys_values, mask)
+            x = layer(x, cos, sin, keys_values, attend or masked_attention())
         out: Tensor = self.norm(x)
         return out
 

@@ -19,6 +19,7 @@ speculators' `ce` predicts the target's most likely token, ours the data's.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,8 @@ from torch import Tensor
 from dflash.config import ObjectiveConfig
 
 LEAST_ALPHA = 1e-5
+# Logits of one chunk: what a CPU's cache nearly holds, and on CUDA enough rows to keep the card busy.
+CHUNK_BYTES = {False: 2**26, True: 2**30}
 TERMS = ("ce", "dpace", "kl", "tv", "lk_alpha", "lk_lambda")
 
 
@@ -39,6 +42,18 @@ class Labels(NamedTuple):
     ids: Tensor
     weights: Tensor
     rows: Tensor
+
+
+class LabelTotals(NamedTuple):
+    """What losses are divided by: the sum of the decay weights, and the number of blocks with a label."""
+
+    decay: float
+    blocks: float
+
+    @classmethod
+    def of(cls, labels: Labels) -> LabelTotals:
+        """The totals of some blocks."""
+        return cls(float(labels.weights.sum()), float((labels.weights > 0).any(-1).sum()))
 
 
 class BlockLoss(NamedTuple):
@@ -72,7 +87,12 @@ def block_labels(
 
 
 def reference_block_loss(
-    hidden: Tensor, head: Tensor, labels: Labels, objective: ObjectiveConfig, teacher: Tensor | None = None
+    hidden: Tensor,
+    head: Tensor,
+    labels: Labels,
+    objective: ObjectiveConfig,
+    teacher: Tensor | None = None,
+    totals: LabelTotals | None = None,
 ) -> BlockLoss:
     """The objective as written above, with all logits at once: what `chunked_block_loss` is tested against.
 
@@ -82,11 +102,13 @@ def reference_block_loss(
         labels: from `block_labels`.
         objective: the weight of each term.
         teacher: [tokens, hidden], the target's normed last hidden states of the pack; for kl, tv and lk only.
+        totals: of the whole step; default: of `labels` alone.
     """
+    totals = totals or LabelTotals.of(labels)
     logits = hidden.float() @ head.float().T
     log_q = logits.log_softmax(-1)
     labelled = labels.weights > 0
-    decay = labels.weights / labels.weights.sum()
+    decay = labels.weights / totals.decay
     values = {"ce": -log_q.gather(-1, labels.ids[..., None]).squeeze(-1)}
     values["dpace"] = values["ce"]
     if teacher is not None:
@@ -97,7 +119,7 @@ def reference_block_loss(
         values["lk_alpha"] = -alpha.clamp(min=LEAST_ALPHA).log()
         share = torch.exp(-objective.lk_eta * alpha.detach())
         values["lk_lambda"] = share * values["kl"] + (1 - share) * values["tv"]
-    dpace = dpace_weights(values["ce"].detach(), labelled, objective.dpace_alpha) / labelled.any(-1).sum()
+    dpace = dpace_weights(values["ce"].detach(), labelled, objective.dpace_alpha) / totals.blocks
     terms = {
         name: (torch.where(labelled, values[name], 0.0) * (dpace if name == "dpace" else decay)).sum()
         for name, weight in term_weights(objective).items()
@@ -120,6 +142,11 @@ def dpace_weights(cross_entropy: Tensor, labelled: Tensor, alpha: float) -> Tens
     return reached.flip(-1).cumsum(-1).flip(-1) * labelled
 
 
+def default_chunk_blocks(block_size: int, vocabulary: int, device: torch.device) -> int:
+    """Return how many blocks have CHUNK_BYTES of fp32 logits on a device of this kind, at least one."""
+    return max(CHUNK_BYTES[device.type == "cuda"] // (4 * vocabulary * block_size), 1)
+
+
 def chunked_block_loss(
     hidden: Tensor,
     head: Tensor,
@@ -127,19 +154,49 @@ def chunked_block_loss(
     objective: ObjectiveConfig,
     chunk_blocks: int,
     teacher: Tensor | None = None,
+    totals: LabelTotals | None = None,
 ) -> BlockLoss:
     """`reference_block_loss` in bounded memory: logits exist for `chunk_blocks` blocks at a time.
 
     Only labelled rows reach the head. As the head is frozen, the gradient of the rows is computed in the forward
-    pass while the chunk's logits are at hand, so nothing is recomputed.
+    pass while the chunk's logits are at hand, so nothing is recomputed. With labels in the host's memory nothing waits
+    for the device.
+
+    Args:
+        totals: what the loss is divided by, where these blocks are a part of more; default: these blocks' own.
     """
-    labelled = labels.weights > 0
-    rows = hidden[labelled]
+    host = Labels(*(tensor.cpu() for tensor in labels))
+    labelled = host.weights > 0
+    places = labelled.flatten().nonzero()[:, 0]
+    wanted = _LabelledRows(
+        places.to(hidden.device, non_blocking=True),
+        host.ids[labelled].to(hidden.device, non_blocking=True),
+        host.weights[labelled].to(hidden.device, non_blocking=True),
+        host.rows[labelled].to(hidden.device, non_blocking=True),
+        [0, *labelled.sum(-1).cumsum(0).tolist()],
+        labelled.shape[1],
+    )
+    rows = hidden.flatten(0, 1).index_select(0, wanted.places)
     loss, terms, correct = _FrozenHead.apply(  # type: ignore[no-untyped-call]
-        rows, head, labels, objective, chunk_blocks, teacher
+        rows, head, wanted, objective, chunk_blocks, teacher, totals or LabelTotals.of(host)
     )
     names = [name for name, weight in term_weights(objective).items() if weight]
     return BlockLoss(loss, dict(zip(names, terms, strict=True)), correct)
+
+
+class _LabelledRows(NamedTuple):
+    """What the labelled slots have to say: the first four are [labels], in order of the slots.
+
+    Place among all slots; token id; decay weight; row of the pack that holds the token. `ends[b]` is the number of
+    labels before block b.
+    """
+
+    places: Tensor
+    ids: Tensor
+    weights: Tensor
+    rows: Tensor
+    ends: list[int]
+    block_size: int
 
 
 class _FrozenHead(torch.autograd.Function):
@@ -150,45 +207,49 @@ class _FrozenHead(torch.autograd.Function):
         ctx: Any,
         rows: Tensor,
         head: Tensor,
-        labels: Labels,
+        labels: _LabelledRows,
         objective: ObjectiveConfig,
         chunk_blocks: int,
         teacher: Tensor | None,
+        totals: LabelTotals,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        labelled = labels.weights > 0
-        blocks_with_labels = labelled.any(-1).sum()
-        total_decay = labels.weights.sum()
         weights = {name: weight for name, weight in term_weights(objective).items() if weight}
         sums = dict.fromkeys(weights, rows.new_zeros((), dtype=torch.float32))
         gradient = torch.empty_like(rows)
         correct = torch.empty(len(rows), dtype=torch.bool, device=rows.device)
-        ends = [0, *labelled.sum(-1).cumsum(0).tolist()]
-        for first in range(0, len(labelled), chunk_blocks):
-            blocks = slice(first, first + chunk_blocks)
-            part = slice(ends[first], ends[min(first + chunk_blocks, len(labelled))])
-            mask = labelled[blocks]
-            logits = (rows[part].to(head.dtype) @ head.T).float()
-            ids = labels.ids[blocks][mask][:, None]
-            correct[part] = logits.argmax(-1) == ids[:, 0]
-            log_q = logits.sub_(logits.logsumexp(-1, keepdim=True))
-            decay = labels.weights[blocks][mask] / total_decay
-            cross_entropy = -log_q.gather(-1, ids)[:, 0]
+        blocks = len(labels.ends) - 1
+        bounds = [labels.ends[min(first, blocks)] for first in range(0, blocks + chunk_blocks, chunk_blocks)]
+        # One buffer for all chunks: fresh pages cost the CPU more than the softmax that fills them.
+        largest = max(end - begin for begin, end in pairwise(bounds))
+        buffer = rows.new_empty(largest, len(head), dtype=torch.float32)
+        for number, (begin, end) in enumerate(pairwise(bounds)):
+            part = slice(begin, end)
+            logits = _logits(rows[part], head, buffer[: end - begin])
+            ids = labels.ids[part, None]
+            decay = labels.weights[part] / totals.decay
+            log_p = None
+            if objective.needs_teacher:
+                assert teacher is not None
+                log_p = _logits(teacher[labels.rows[part] - 1], head).log_softmax(-1)
+                correct[part] = logits.argmax(-1) == ids[:, 0]
+                log_q = logits.log_softmax(-1)
+                cross_entropy = -log_q.gather(-1, ids)[:, 0]
+            else:
+                cross_entropy, correct[part] = _softmax_in_place(logits, ids)
             # The loss is a sum over rows of c * -log q(y), of k * KL and of t * -alpha, up to constants: its slope
             # by the logits is (c + k) * q - c * onehot - k * p - t * q * (below - sum(below * q)).
             c = decay * weights.get("ce", 0.0)
             if "ce" in weights:
                 sums["ce"] = sums["ce"] + (cross_entropy * decay).sum()
             if "dpace" in weights:
-                by_block = cross_entropy.new_zeros(mask.shape).masked_scatter(mask, cross_entropy)
-                share = dpace_weights(by_block, mask, objective.dpace_alpha)[mask] / blocks_with_labels
+                share = _dpace_shares(cross_entropy, labels, part, number * chunk_blocks, chunk_blocks, objective)
+                share = share / totals.blocks
                 sums["dpace"] = sums["dpace"] + (cross_entropy * share).sum()
                 c = c + share * weights["dpace"]
-            if not objective.needs_teacher:
-                slope = log_q.exp_().mul_(c[:, None])
+            if log_p is None:
+                # The factor c comes after the product with the head, where there is far less to multiply.
+                slope, factor = logits.scatter_add_(-1, ids, -torch.ones_like(c)[:, None]), c
             else:
-                assert teacher is not None
-                states = teacher[labels.rows[blocks][mask] - 1]
-                log_p = (states.to(head.dtype) @ head.T).float().log_softmax(-1)
                 p, q = log_p.exp(), log_q.exp()
                 alpha = torch.minimum(p, q).sum(-1)
                 kl = (p * log_p.sub_(log_q)).sum(-1)
@@ -197,17 +258,54 @@ class _FrozenHead(torch.autograd.Function):
                 below = (q < p).float() + 0.5 * (q == p)
                 below -= (below * q).sum(-1, keepdim=True)
                 slope = q * ((c + k)[:, None] - t[:, None] * below) - k[:, None] * p
-            slope.scatter_add_(-1, ids, -c[:, None])
-            gradient[part] = (slope.to(head.dtype) @ head).to(rows.dtype)
+                slope.scatter_add_(-1, ids, -c[:, None])
+                factor = torch.ones_like(c)
+            gradient[part] = (slope.to(head.dtype) @ head).to(rows.dtype) * factor[:, None].to(rows.dtype)
         ctx.save_for_backward(gradient)
         terms = torch.stack(list(sums.values()))
         ctx.mark_non_differentiable(terms, correct)
-        return (terms * terms.new_tensor(list(weights.values()))).sum(), terms, correct
+        loss = torch.stack([weight * sums[name] for name, weight in weights.items()]).sum()
+        return loss, terms, correct
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        return gradient * upstream[0].to(gradient.dtype), None, None, None, None, None
+        return gradient * upstream[0].to(gradient.dtype), None, None, None, None, None, None
+
+
+def _logits(rows: Tensor, head: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return fp32 logits, computed in the head's dtype."""
+    rows = rows.to(head.dtype)
+    if out is not None and out.dtype == head.dtype:
+        return torch.mm(rows, head.T, out=out)
+    logits = rows @ head.T
+    return logits.float() if out is None else out.copy_(logits)
+
+
+def _softmax_in_place(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn logits [rows, vocabulary] into probabilities; return the cross entropy of `ids` [rows, 1] and the hits."""
+    best = logits.argmax(-1, keepdim=True)
+    gap = (logits.gather(-1, best) - logits.gather(-1, ids))[:, 0]
+    torch.softmax(logits, -1, out=logits)
+    # The likeliest token's probability never underflows, as the label's may.
+    return gap - logits.gather(-1, best)[:, 0].log(), (best == ids)[:, 0]
+
+
+def _dpace_shares(
+    cross_entropy: Tensor,
+    labels: _LabelledRows,
+    part: slice,
+    first_block: int,
+    blocks: int,
+    objective: ObjectiveConfig,
+) -> Tensor:
+    """Return D-PACE's weights of the labels in `part`, which begin at block `first_block`."""
+    size = labels.block_size
+    places = labels.places[part] - first_block * size
+    by_slot = cross_entropy.new_zeros(blocks * size).scatter(0, places, cross_entropy)
+    labelled = torch.zeros_like(by_slot, dtype=torch.bool).index_fill(0, places, value=True)
+    weights = dpace_weights(by_slot.view(blocks, size), labelled.view(blocks, size), objective.dpace_alpha)
+    return weights.flatten().gather(0, places)
 
 
 def _teacher_terms(

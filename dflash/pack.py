@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ from dflash.data import Sample
 class Pack:
     """Int64 tensors of a pack: the first four are [tokens], `anchors` is [blocks] and indexes into them.
 
-    `documents` numbers the documents from 0; `positions` count from 0 in each document.
+    `documents` numbers the documents from 0; `positions` count from 0 in each document. `host` is the same pack in
+    the host's memory, where a step is planned without waiting for the device; None where this one is there.
     """
 
     input_ids: Tensor
@@ -24,6 +25,27 @@ class Pack:
     documents: Tensor
     positions: Tensor
     anchors: Tensor
+    host: Pack | None = None
+
+    @property
+    def on_host(self) -> Pack:
+        """The pack in the host's memory."""
+        return self.host or self
+
+    def to(self, device: torch.device) -> Pack:
+        """Copy a pack in the host's memory to `device`."""
+        if self.input_ids.device == device:
+            return self
+        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "host"}
+        if device.type == "cuda":
+            # Only from pinned memory does a copy not hold up the host.
+            tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
+        return Pack(**{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}, host=self)
+
+    def with_blocks(self, blocks: slice) -> Pack:
+        """Return the pack with some of its blocks only."""
+        host = None if self.host is None else self.host.with_blocks(blocks)
+        return replace(self, anchors=self.anchors[blocks], host=host)
 
 
 def build_pack(samples: list[Sample], anchors: list[NDArray[np.int64]], device: torch.device) -> Pack:
@@ -32,15 +54,16 @@ def build_pack(samples: list[Sample], anchors: list[NDArray[np.int64]], device: 
     starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
 
     def tensor(values: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(values.astype(np.int64)).to(device)
+        return torch.from_numpy(values.astype(np.int64))
 
-    return Pack(
+    pack = Pack(
         input_ids=tensor(np.concatenate([sample.input_ids for sample in samples])),
         loss_mask=tensor(np.concatenate([sample.loss_mask for sample in samples])),
         documents=tensor(np.repeat(np.arange(len(samples)), lengths)),
         positions=tensor(np.concatenate([np.arange(length) for length in lengths])),
         anchors=tensor(np.concatenate([a + start for a, start in zip(anchors, starts, strict=True)])),
     )
+    return pack.to(device)
 
 
 def block_inputs(pack: Pack, embedding: torch.nn.Embedding, block_size: int, mask_token_id: int) -> Tensor:

@@ -1,38 +1,133 @@
-"""The gradient of one pack: the drafter forward, its loss, and backward."""
+"""The gradient of one pack: the drafter forward, its loss, and backward, in bounded memory.
+
+Blocks of a pack see the context and themselves, never each other, so the loss is a sum over blocks once its divisors
+are known: groups of blocks go forward and backward one after another, and only the context's keys and values, which
+they share, collect what all groups ask of them before their own backward pass.
+"""
 
 from __future__ import annotations
 
-import torch
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 
+import torch
+from torch import Tensor
+
+from dflash.attention import attention_by_prefix
 from dflash.config import TrainingConfig
 from dflash.features import TargetStates
-from dflash.forward import forward_blocks
-from dflash.model import DraftModel
-from dflash.objective import BlockLoss, Labels, block_labels, chunked_block_loss
+from dflash.forward import forward_with_context, pack_context
+from dflash.mask import block_mask
+from dflash.model import DraftModel, KeysValues, masked_attention
+from dflash.objective import (
+    BlockLoss,
+    Labels,
+    LabelTotals,
+    block_labels,
+    chunked_block_loss,
+    default_chunk_blocks,
+    reference_block_loss,
+)
 from dflash.pack import Pack
-from dflash.target import Target
+from dflash.target import TargetEnds
 
 
 def accumulate_gradient(
-    model: DraftModel, target: Target, pack: Pack, states: TargetStates, config: TrainingConfig
+    model: DraftModel,
+    target: TargetEnds,
+    pack: Pack,
+    states: TargetStates,
+    config: TrainingConfig,
+    totals: LabelTotals | None = None,
 ) -> tuple[BlockLoss, Labels]:
-    """Add the gradient of a pack's loss to `model`'s parameters; return the loss, without its graph, and the labels."""
-    result, labels = pack_loss(model, target, pack, states, config)
-    result.loss.backward()  # type: ignore[no-untyped-call]
-    return result._replace(loss=result.loss.detach()), labels
+    """Add the gradient of a pack's loss to `model`'s parameters; return the loss, without its graph, and the labels.
 
+    At most `config.max_draft_rows` block rows are in memory at once. The labels are in the host's memory; nothing
+    here waits for the device.
 
-def pack_loss(
-    model: DraftModel, target: Target, pack: Pack, states: TargetStates, config: TrainingConfig
-) -> tuple[BlockLoss, Labels]:
-    """Run the drafter on every block of a pack at once and return the loss (with gradient) and the labels."""
-    block_size = model.architecture.block_size
-    labels = block_labels(
-        pack.input_ids, pack.loss_mask, pack.documents, pack.anchors, block_size, config.effective_gamma
-    )
-    with torch.autocast(pack.input_ids.device.type, torch.bfloat16, enabled=config.dtype == "bfloat16"):
-        hidden = forward_blocks(model, target, pack, states.features)
+    Args:
+        totals: what the loss is divided by; default: the pack's own.
+    """
+    device = pack.input_ids.device
+    labels = labels_of(pack, config)
+    totals = totals or LabelTotals.of(labels)
+    block_size = config.draft.block_size
+    chunk_blocks = config.loss_chunk_blocks or default_chunk_blocks(block_size, len(target.head), device)
+    with _arithmetic(device, config):
+        context = pack_context(model, pack, states.features)
+    shared = [KeysValues(*(tensor.detach().requires_grad_() for tensor in layer)) for layer in context]
+    results = []
+    for blocks in block_groups(len(pack.anchors), block_size, config.max_draft_rows):
+        part = pack.with_blocks(blocks)
+        with _arithmetic(device, config):
+            attend = attention_by_prefix(part, block_size)
+            hidden = forward_with_context(model, target, part, shared, attend)
+        part_labels = Labels(*(tensor[blocks] for tensor in labels))
         result = chunked_block_loss(
-            hidden, target.head, labels, config.objective, config.loss_chunk_blocks, states.final
+            hidden, target.head, part_labels, config.objective, chunk_blocks, states.final, totals
         )
-    return result, labels
+        del hidden
+        result.loss.backward()  # type: ignore[no-untyped-call]
+        results.append(result._replace(loss=result.loss.detach()))
+    torch.autograd.backward(
+        [tensor for layer in context for tensor in layer], [tensor.grad for layer in shared for tensor in layer]
+    )
+    return _add_up(results), labels
+
+
+def reference_loss(
+    model: DraftModel, target: TargetEnds, pack: Pack, states: TargetStates, config: TrainingConfig
+) -> BlockLoss:
+    """The loss of a pack, with its graph, the plain way: one mask, all rows and all logits at once.
+
+    What `accumulate_gradient` is tested and measured against.
+    """
+    device = pack.input_ids.device
+    block_size = config.draft.block_size
+    labels = Labels(*(tensor.to(device) for tensor in labels_of(pack, config)))
+    attend = masked_attention(block_mask(pack.documents, pack.anchors, block_size))
+    with _arithmetic(device, config):
+        context = pack_context(model, pack, states.features)
+        hidden = forward_with_context(model, target, pack, context, attend)
+    return reference_block_loss(hidden, target.head, labels, config.objective, states.final)
+
+
+def labels_of(pack: Pack, config: TrainingConfig) -> Labels:
+    """Return the labels of a pack's blocks, in the host's memory."""
+    host = pack.on_host
+    return block_labels(
+        host.input_ids,
+        host.loss_mask,
+        host.documents,
+        host.anchors,
+        config.draft.block_size,
+        config.effective_gamma,
+    )
+
+
+def block_groups(blocks: int, block_size: int, max_draft_rows: int | None) -> list[slice]:
+    """Cut `blocks` into as few groups as `max_draft_rows` allows, of sizes as equal as can be."""
+    most = blocks if max_draft_rows is None else max_draft_rows // block_size
+    count = -(-blocks // most)
+    ends = [blocks * part // count for part in range(count + 1)]
+    return [slice(first, end) for first, end in pairwise(ends)]
+
+
+def _arithmetic(device: torch.device, config: TrainingConfig) -> AbstractContextManager[object]:
+    """The drafter's arithmetic; the head, the target's, computes in the target's dtype."""
+    if config.dtype == "bfloat16":
+        return torch.autocast(device.type, torch.bfloat16)
+    return nullcontext()
+
+
+def _add_up(results: list[BlockLoss]) -> BlockLoss:
+    names = results[0].terms
+    return BlockLoss(
+        _sum([result.loss for result in results]),
+        {name: _sum([result.terms[name] for result in results]) for name in names},
+        torch.cat([result.correct for result in results]),
+    )
+
+
+def _sum(values: list[Tensor]) -> Tensor:
+    return torch.stack(values).sum()

@@ -19,7 +19,8 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 class Section(BaseModel):
     """A part of the configuration file: immutable, and strict about names."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Built when a file is checked: most commands check none.
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class TargetSettings(Section):
@@ -276,7 +277,10 @@ class TrainSettings(Section):
     target_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     device: str = "cuda"
     threads: int | None = Field(default=None, ge=1)
-    loss_chunk_blocks: int = Field(default=128, ge=1, description="blocks whose logits are in memory at once")
+    max_draft_rows: int | None = Field(default=None, ge=2, description="most block rows in memory at once; null: all")
+    loss_chunk_blocks: int | None = Field(
+        default=None, ge=1, description="blocks whose logits are in memory at once; null: by size"
+    )
     feature_cache_bytes: int = Field(default=0, ge=0, description="memory for features kept between epochs")
     acceptance: AcceptanceSettings | None = Field(
         default=None, description="measure acceptance while training and keep the best checkpoint by it"
@@ -351,6 +355,12 @@ class Addresses(BaseSettings):
     runs: Path = Field(default=Path("var/runs"), description="folder of all runs")
     heartbeat: Path = Field(default=Path("/tmp/dflash-heartbeat"), description="file that a live worker touches")
 
+    metrics_port: int | None = Field(default=None, description="port on which a worker serves /metrics; None: on none")
+    version: str = Field(default="dev", description="version of this project's images, as metrics tell it")
+    versions: Path = Field(default=Path("images/versions.toml"), description="what each image must contain")
+    releases: Path = Field(
+        default=Path("operations/releases.jsonl"), description="the operator's record of images put in place"
+    )
     grace: float = Field(default=90, ge=0, description="seconds that a stopped producer awaits answers in flight")
 
     def server_list(self) -> list[str]:
