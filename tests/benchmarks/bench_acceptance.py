@@ -72,9 +72,10 @@ def main() -> None:
     make_states(arguments.target, samples, taps, states)
     target = load_target(arguments.target, torch.float32)
     write_draft(initialize(DRAFT, target, seed=0), output / "start", torch.float32)
-    runs = output / time.strftime("runs-%Y%m%d-%H%M%S")
-    with ThreadPoolExecutor(arguments.at_once) as pool:
-        list(pool.map(lambda name: _train(name, _job(name, runs / name, states, arguments)), arguments.trainers))
+    runs = arguments.measure or output / time.strftime("runs-%Y%m%d-%H%M%S")
+    if arguments.measure is None:
+        with ThreadPoolExecutor(arguments.at_once) as pool:
+            list(pool.map(lambda name: _train(name, _job(name, runs / name, states, arguments)), arguments.trainers))
     curves = _measure(target, prompts, output, runs, arguments)
     facts = {
         "samples": len(dataset),
@@ -103,6 +104,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-length", type=int, default=416, help="tokens of a sample")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--at-once", type=int, default=2, help="trainers that run at the same time")
+    parser.add_argument("--measure", type=Path, metavar="RUNS", help="only measure what was trained into this folder")
     names = [*OBJECTIVES, SPECFORGE]
     parser.add_argument("--trainers", nargs="+", choices=names, default=["ours", SPECFORGE])
     return parser.parse_args()
@@ -166,7 +168,7 @@ def _measure(
 ) -> dict[str, list[dict[str, Any]]]:
     """Return each trainer's curve: steps, CPU seconds and acceptance of every snapshot, all and by source."""
     settings = rollout_settings(arguments.target, arguments.max_new_tokens, "float32")
-    rollouts = Journal(output / "rollouts.jsonl", settings, replace_other=True)
+    rollouts = Journal(output / "rollouts.jsonl", settings, replace_other=True)  # kept: a repetition begins with them
     for first in range(0, len(prompts), 12):
         roll_out(target, prompts[first : first + 12], rollouts, arguments.max_new_tokens)
     answers = [Answer(prompt.input_ids, rollouts.records[prompt.key]["tokens"]) for prompt in prompts]

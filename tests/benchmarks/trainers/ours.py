@@ -25,8 +25,8 @@ def main(job: dict[str, Any]) -> None:
     # The features come from the files that all trainers share.
     dflash.features.capture = lambda _target, ids, _layers: states[key(ids[0].numpy())][None]
     config = TrainingConfig.model_validate(job["config"] | {"output": output / "probe", "steps": PROBE_STEPS})
-    stamps: list[float] = []
-    train(config, lambda _line: stamps.append(time.process_time()))
+    stamps: dict[int, float] = {}
+    train(config, lambda line: stamps.setdefault(line.get("step", 0), time.process_time()))
     each = (stamps[PROBE_STEPS] - stamps[WARM_UP]) / (PROBE_STEPS - WARM_UP)
     steps = max(int(job["cpu_seconds"] / each), job["snapshots"])
     every = steps // job["snapshots"]
@@ -35,11 +35,12 @@ def main(job: dict[str, Any]) -> None:
     seen = {0}
 
     def stamp(line: dict[str, Any]) -> None:
-        if line["step"] % every == 0 and line["step"] not in seen:
-            seen.add(line["step"])
+        step = line.get("step", 0)
+        if step % every == 0 and step not in seen:
+            seen.add(step)
             with (output / "stamps.jsonl").open("a") as file:
                 took = {"cpu": time.process_time() - start, "wall": time.monotonic() - wall}
-                file.write(json.dumps({"step": line["step"], **took}) + "\n")
+                file.write(json.dumps({"step": step, **took}) + "\n")
 
     train(config.model_copy(update=changes), stamp)
 
