@@ -59,6 +59,11 @@ verify: envs tools materials test-parity ## The whole parity chain: the peers, S
 	$(ENVS)/trainer/bin/python -m tests.parity.verify_target var/models/SmolLM2-135M-Instruct
 	$(ENVS)/trainer/bin/python -m tests.parity.broken_lines
 
+.PHONY: bench-acceptance
+bench-acceptance: envs materials ## Train this project's way and SpecForge's on the same data and compare acceptance (ARGUMENTS)
+	$(ENVS)/trainer/bin/python -m tests.benchmarks.bench_acceptance $(ARGUMENTS)
+	$(ENVS)/stack/bin/python -m tests.benchmarks.plot_acceptance var/bench-acceptance/curves.json
+
 .PHONY: test-services
 test-services: ## Tests on a real embedded Redis and the real SGLang server
 	$(ENVS)/producer/bin/python $(RUN_IN) tests/services

@@ -167,6 +167,9 @@ def verify(
         Path | None, typer.Option(help="JSONL: prompt_id, source and input_ids on each line; default: a few questions.")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 32,
+    server: Annotated[
+        str | None, typer.Option(help="Address of an SGLang server that decodes with this drafter, to compare with.")
+    ] = None,
     device: Annotated[str, typer.Option(help="A torch device, for example cpu or cuda.")] = "cpu",
     threads: Annotated[int | None, typer.Option(help="CPU threads of torch.")] = None,
 ) -> None:
@@ -184,7 +187,7 @@ def verify(
     if threads is not None:
         torch.set_num_threads(threads)
     holds = True
-    for link in verify_pair(draft, target, prompts_to_verify(target, prompts), max_new_tokens, device):
+    for link in verify_pair(draft, target, prompts_to_verify(target, prompts), max_new_tokens, device, server):
         holds = holds and link.holds is not False
         word = {True: "ok", False: "FAILED", None: "left out"}[link.holds]
         typer.echo(f"{word:8}  {link.name}: {link.detail}")
