@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
@@ -60,7 +61,7 @@ def serve(arguments: list[str]) -> NoReturn:
     for change in changes:
         print(f"note  {'options':<12} {change}", flush=True)
     options = ("options", "the server knows every option, and each works on SM120", list(flags.faults(spelled, known)))
-    if report([*examine(this_installation(LOCK)), options]):
+    if report(chain([options], examine(this_installation(LOCK)))):
         sys.exit("doctor: the server is not started")
     os.execv(sys.executable, [sys.executable, "-m", "sglang.launch_server", *spelled])
 
