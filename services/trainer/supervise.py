@@ -21,6 +21,8 @@ class StoppedError(Exception):
 def run_dflash(log: Path, *arguments: str | Path) -> None:
     """Run the command `dflash` with its output going to `log`, and pass SIGTERM on to it.
 
+    Should this process be killed, the kernel sends it SIGTERM too: it ends with a checkpoint.
+
     Raises:
         UserError: it told of a user's mistake; its line is passed on.
         StoppedError: it was stopped by SIGTERM.

@@ -36,7 +36,22 @@ def error_of(finished: subprocess.CompletedProcess[str]) -> str:
 
 @pytest.mark.parametrize(
     "command",
-    ["prepare", "submit", "status", "merge", "train", "evaluate", "export", "report", "demo", "worker", "inspect"],
+    [
+        "prepare",
+        "submit",
+        "status",
+        "merge",
+        "train",
+        "evaluate",
+        "export",
+        "report",
+        "demo",
+        "worker",
+        "inspect",
+        "phase",
+        "swap",
+        "budget",
+    ],
 )
 def test_every_stage_explains_itself(command: str, tmp_path: Path) -> None:
     finished = dflash_stack(command, "--help", runs=tmp_path)
