@@ -59,6 +59,11 @@ verify: envs tools materials test-parity ## The whole parity chain: the peers, S
 	$(ENVS)/trainer/bin/python -m tests.parity.verify_target var/models/SmolLM2-135M-Instruct
 	$(ENVS)/trainer/bin/python -m tests.parity.broken_lines
 
+.PHONY: bench-acceptance
+bench-acceptance: envs materials ## Train this project's way and SpecForge's on the same data and compare acceptance (ARGUMENTS)
+	$(ENVS)/trainer/bin/python -m tests.benchmarks.bench_acceptance $(ARGUMENTS)
+	$(ENVS)/stack/bin/python -m tests.benchmarks.plot_acceptance var/bench-acceptance/curves.json
+
 .PHONY: test-services
 test-services: ## Tests on a real embedded Redis and the real SGLang server
 	$(ENVS)/producer/bin/python $(RUN_IN) tests/services
@@ -67,9 +72,42 @@ test-services: ## Tests on a real embedded Redis and the real SGLang server
 test-chaos: ## Kill workers, servers and Redis while a run goes on, and count what came of every prompt
 	$(ENVS)/producer/bin/python $(RUN_IN) tests/chaos
 
+.PHONY: kill-merge
+kill-merge: envs ## Kill a merge with -9 at a hundred moments: the base untouched, the dataset whole or absent
+	PYTHONPATH=. $(ENVS)/tokenizer/bin/python -m tests.chaos.kill_merge $(ARGUMENTS)
+
+.PHONY: kill-training
+kill-training: envs tools ## Kill a training run with -9 twenty times, and compare its end with one never killed
+	$(ENVS)/trainer/bin/python $(RUN_IN) -q -s tests/benchmarks/kill_training.py
+
 .PHONY: bench-generate
 bench-generate: envs tools ## Measure generation: slot use, producer CPU, the reference run's 193,010 prompts
 	$(ENVS)/producer/bin/python $(RUN_IN) -q -s tests/benchmarks/bench_generate.py
+
+.PHONY: run-real
+run-real: envs materials ## Answer a thousand real prompts on the real SGLang, killing a producer in the middle (half an hour)
+	PYTHONPATH=. $(ENVS)/stack/bin/python -m tests.benchmarks.real_run
+
+.PHONY: binaries
+binaries:
+	@tests/monitoring/binaries.sh var/monitoring
+
+.PHONY: test-rules
+test-rules: binaries ## promtool on Prometheus' configuration, rules and their tests
+	var/monitoring/promtool check config monitoring/prometheus/prometheus.yml
+	var/monitoring/promtool test rules monitoring/prometheus/tests/*.yml
+
+.PHONY: test-monitoring
+test-monitoring: envs tools test-rules ## Panels and alerts on the Prometheus of a live stack: each shows data, fires and clears
+	$(ENVS)/producer/bin/python $(RUN_IN) tests/monitoring
+
+.PHONY: bench-monitoring
+bench-monitoring: envs tools ## Measure what watching costs: a scrape, series of an 8-card stack, processor time
+	$(ENVS)/producer/bin/python $(RUN_IN) -q -s tests/benchmarks/bench_monitoring.py
+
+.PHONY: pictures
+pictures: envs tools binaries ## Draw the dashboards over the tests' live stack into docs/images, in ten minutes
+	PYTHONPATH=.:$(ENVS)/tests/lib/python3.11/site-packages $(ENVS)/producer/bin/python -m tests.monitoring.show docs/images
 
 .PHONY: test-stack
 test-stack: envs tools materials ## Build the cpu images, bring the stack up in containers, and run the pipeline in it
@@ -78,6 +116,14 @@ test-stack: envs tools materials ## Build the cpu images, bring the stack up in 
 .PHONY: test-stack-long
 test-stack-long: envs tools materials ## The longer container tests: services killed and scaled in a run, swaps while training, restore
 	$(ENVS)/stack/bin/python $(RUN_IN) tests/stack -m long
+
+.PHONY: test-toolchain
+test-toolchain: envs tools ## Build kernels with the CUDA compiler that images/sglang locks, whole and broken (0.3 GB of wheels)
+	$(ENVS)/stack/bin/python $(RUN_IN) tests/cuda/test_toolchain.py
+
+.PHONY: test-production-image
+test-production-image: envs tools materials ## Build SGLang's cu130 image with its real CUDA wheels and serve in it on the CPU (25 GB of disk)
+	$(ENVS)/stack/bin/python $(RUN_IN) -s tests/cuda/test_production_image.py
 
 .PHONY: bench-prompts
 bench-prompts: envs materials ## Measure preparing prompts: rows a second, peak memory (ARGUMENTS=--tenth: the table)

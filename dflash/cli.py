@@ -64,6 +64,33 @@ def train(
 
 
 @app.command()
+def probe(
+    config: Annotated[
+        Path, typer.Option(help="JSON or YAML file; the keys are those of dflash.config.TrainingConfig.")
+    ],
+    devices: Annotated[int, typer.Option(help="Devices of the machine.", min=1)],
+    seconds: Annotated[float, typer.Option(help="How long to measure, beside loading.", min=1)] = 120,
+) -> None:
+    """Measure the target and a drafter on one device; print the best split of the machine and the hours it needs."""
+    from dflash.probe import probe as measure
+    from dflash.probe import splits
+
+    rates, work = measure(load_config(config, TrainingConfig), seconds)
+    tokens = work.pack_tokens
+    typer.echo(f"target    {rates.target:9.3f} s a pack, {tokens / rates.target:9.0f} tokens/s on one device")
+    drafter = rates.gradient + rates.optimizer
+    typer.echo(f"drafter   {drafter:9.3f} s a pack, {tokens / drafter:9.0f} tokens/s on one device")
+    typer.echo(f"packs of {tokens:.0f} tokens: {work.epoch_packs} an epoch, {work.run_packs} in the configured steps")
+    for number, split in enumerate(splits(rates, devices)[:3]):
+        name = f"{split.targets} + {split.drafters}" if split.targets else f"{split.drafters} colocated"
+        hours = [packs / split.packs_per_second / 3600 for packs in (work.epoch_packs, work.run_packs)]
+        typer.echo(
+            f"{'best' if number == 0 else 'next':9} {name}: {split.packs_per_second * tokens:.0f} tokens/s, "
+            f"{hours[0]:.2f} h an epoch, {hours[1]:.2f} h the run; {split.waits}"
+        )
+
+
+@app.command()
 def evaluate(
     target: Annotated[Path, typer.Option(help="Hugging Face folder of the target model.")],
     draft: Annotated[Path, typer.Option(help="A training run, a checkpoint or an exported drafter.")],
@@ -140,6 +167,9 @@ def verify(
         Path | None, typer.Option(help="JSONL: prompt_id, source and input_ids on each line; default: a few questions.")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 32,
+    server: Annotated[
+        str | None, typer.Option(help="Address of an SGLang server that decodes with this drafter, to compare with.")
+    ] = None,
     device: Annotated[str, typer.Option(help="A torch device, for example cpu or cuda.")] = "cpu",
     threads: Annotated[int | None, typer.Option(help="CPU threads of torch.")] = None,
 ) -> None:
@@ -157,7 +187,7 @@ def verify(
     if threads is not None:
         torch.set_num_threads(threads)
     holds = True
-    for link in verify_pair(draft, target, prompts_to_verify(target, prompts), max_new_tokens, device):
+    for link in verify_pair(draft, target, prompts_to_verify(target, prompts), max_new_tokens, device, server):
         holds = holds and link.holds is not False
         word = {True: "ok", False: "FAILED", None: "left out"}[link.holds]
         typer.echo(f"{word:8}  {link.name}: {link.detail}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -10,7 +11,6 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dflash.errors import DflashError
-from dflash.sampling import Guessing, Sampling
 
 DtypeName = Literal["float32", "bfloat16"]
 
@@ -233,6 +233,19 @@ class TrainingConfig(_Config):
     def effective_gamma(self) -> float:
         """The decay of the position weights in use."""
         return self.gamma if self.gamma is not None else default_gamma(self.draft.block_size)
+
+
+Guessing = Literal["greedy", "sampled"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn: the names and meanings are those of SGLang's requests."""
+
+    temperature: float  # above 0
+    top_p: float = 1.0
+    top_k: int = -1  # -1: the whole vocabulary
+    guessing: Guessing = "greedy"
 
 
 class EvaluationConfig(_Config):

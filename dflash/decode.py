@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from dflash.config import Sampling
 from dflash.errors import DflashError
 from dflash.model import DraftModel, KeysValues
-from dflash.sampling import Draws, Sampling, distribution, draw
+from dflash.sampling import Draws, distribution, draw
 from dflash.target import Target, forward_with_cache
 
 

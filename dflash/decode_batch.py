@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from dflash.config import Sampling
 from dflash.decode import GreedyOutput, SpeculativeOutput, as_row, cut_at_end, new_cache
 from dflash.model import DraftModel, KeysValues, masked_attention
 from dflash.ragged import RaggedLayer, block_mask, causal_mask, stack_rows, write_rows
-from dflash.sampling import Draws, Sampling, distribution, draw, keep_drawn
+from dflash.sampling import Draws, distribution, draw, keep_drawn
 from dflash.target import Target, TargetOutput, forward_with_cache
 
 

@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dflash.config import Sampling
 from dflash.decode import greedy_decode, sampled_decode, why_no_blocks
 from dflash.decode_batch import greedy_decode_batch, sampled_decode_batch
 from dflash.errors import DflashError
 from dflash.journal import Journal
-from dflash.sampling import Draws, Sampling
+from dflash.sampling import Draws
 from dflash.target import Target, target_identity
 
 # Keeps the numbers that the target alone draws apart from those that it draws with a drafter.

@@ -10,24 +10,11 @@ the first guess that is not kept is replaced by a draw from max(p - q, 0), made 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 import numpy as np
 import torch
 from torch import Tensor
 
-Guessing = Literal["greedy", "sampled"]
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn: the names and meanings are those of SGLang's requests."""
-
-    temperature: float  # above 0
-    top_p: float = 1.0
-    top_k: int = -1  # -1: the whole vocabulary
-    guessing: Guessing = "greedy"
+from dflash.config import Sampling
 
 
 def distribution(logits: Tensor, sampling: Sampling) -> Tensor:

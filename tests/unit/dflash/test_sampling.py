@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dflash.config import DraftConfig
+from dflash.config import DraftConfig, Guessing, Sampling
 from dflash.decode import keep_one_by_one, sampled_decode, speculative_decode
 from dflash.decode_batch import sampled_decode_batch, speculative_decode_batch
 from dflash.initialize import initialize
-from dflash.sampling import Draws, Guessing, Sampling, distribution, draw, keep_drawn
+from dflash.sampling import Draws, distribution, draw, keep_drawn
 from dflash.target import Target, load_target
 
 VOCABULARY = 8

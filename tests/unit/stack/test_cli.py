@@ -59,6 +59,15 @@ def test_every_stage_explains_itself(command: str, tmp_path: Path) -> None:
     assert "Usage" in finished.stdout
 
 
+def test_what_runs_every_few_seconds_imports_nothing_heavy() -> None:
+    status = "import services.stack.cli, services.stack.status, services.queues, services.heartbeats"
+    loaded = f"{status}, sys; print(*sys.modules)"
+    modules = subprocess.run(
+        [sys.executable, "-c", loaded], capture_output=True, text=True, cwd=ROOT, check=True
+    ).stdout
+    assert not {"pyarrow", "numpy", "matplotlib", "datasets", "torch"} & set(modules.split())
+
+
 def test_the_demos_configuration_is_valid() -> None:
     settings = load_settings(DEMO)
     assert {source.domain for source in settings.sources} == {"code", "general", "tools", "math"}
