@@ -20,6 +20,8 @@ from tests.unit.dflash.test_train import equal, weights, without_times
 
 pytestmark = pytest.mark.slow
 SURVIVOR: dict[str, Any] = {"checkpoint_every": 5, "log_every": 1, "threads": 1}
+# Room for one pack: a drafter whose target is killed stops soon.
+TOPOLOGY = {"targets": 1, "drafters": 1, "look_ahead_bytes": 1}
 NAMESPACE = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
 
 
@@ -29,7 +31,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(target: Path, dataset: Path, output: Path, **changes: Any) -> TrainingConfig:
-    return training_config(target, dataset, output, **{"topology": {"targets": 1, "drafters": 1}} | changes)
+    return training_config(target, dataset, output, **{"topology": TOPOLOGY} | changes)
 
 
 def assert_same_end(whole: TrainingConfig, other: TrainingConfig) -> None:
