@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from prometheus_client import CollectorRegistry, Counter, Gauge, write_to_textfile
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, write_to_textfile
 from torch.utils.tensorboard import SummaryWriter
 
 from dflash.checkpoint import Progress
@@ -31,6 +31,8 @@ class RankMetrics:
         self._labels = {"rank": str(world.rank), "role": world.role}
         self._path = config.output / "metrics" / f"rank-{world.rank}.prom"
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        # A second series beside each counter, that nobody reads.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._series: dict[str, Gauge | Counter] = {}
         self._counted: dict[tuple[str, str], float] = {}
