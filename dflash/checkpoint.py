@@ -38,6 +38,9 @@ CHANGEABLE = frozenset(
         "log_every",
         "threads",
         "feature_cache_bytes",
+        "max_draft_rows",
+        "loss_chunk_blocks",
+        "memory",
     }
 )
 

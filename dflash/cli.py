@@ -1,4 +1,4 @@
-"""The `dflash` command line: train, evaluate, export and verify a drafter."""
+"""The `dflash` command line: train, evaluate, export and verify a drafter, and plan its memory."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from dflash.config import EvaluationConfig, TrainingConfig, describe, load_confi
 from dflash.errors import DflashError
 from dflash.evaluate import evaluate as evaluate_draft
 from dflash.export import export_draft
+from dflash.plan_command import plan
 from dflash.signals import stop_requests
 from dflash.target import load_target
 from dflash.train import train as train_draft
@@ -134,6 +135,9 @@ def verify(
         typer.echo(f"{word:8}  {link.name}: {link.detail}")
     if not holds:
         raise typer.Exit(1)
+
+
+app.command()(plan)
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from dflash.initialize import initialize
 from dflash.metrics import StepSums, append_line, drop_lines_after
 from dflash.model import DraftModel
 from dflash.pack import build_pack
+from dflash.plan import check_memory
 from dflash.step import accumulate_gradient
 from dflash.target import Target, load_target, target_identity
 
@@ -58,6 +59,7 @@ def train(
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    check_memory(config, "colocated")
     dataset = open_dataset(config.dataset)
     target = load_target(config.target, getattr(torch, config.target_dtype), config.device)
     check_vocabulary(dataset, target.embedding.num_embeddings)
