@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from pydantic import ValidationError
 from rich.console import Console
@@ -22,17 +21,11 @@ from rich.progress import (
 
 from dflash.config import EvaluationConfig, TrainingConfig, describe, load_config
 from dflash.errors import DflashError
-from dflash.evaluate import evaluate as evaluate_draft
-from dflash.export import export_draft
+from dflash.files import set_aside
+from dflash.launch import INTERRUPTED, StoppedAtOnceError, launch
 from dflash.plan_command import plan
-from dflash.signals import stop_requests
-from dflash.target import load_target
-from dflash.train import train as train_draft
-from dflash.verify import prompts_to_verify
-from dflash.verify import verify as verify_pair
 
-# What a shell reports for a process that SIGTERM ended: the run is whole but not finished.
-INTERRUPTED = 143
+# torch is imported by the commands that need it here: the launcher of a training run holds neither torch nor a device.
 
 app = typer.Typer(
     help="Train, evaluate, export and verify DFlash drafters: small models that guess a block of tokens at once, "
@@ -48,15 +41,24 @@ def train(
     config: Annotated[
         Path, typer.Option(help="JSON or YAML file; the keys are those of dflash.config.TrainingConfig.")
     ],
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="Begin anew; what the folder has of an earlier run is set aside.")
+    ] = False,
 ) -> None:
     """Train a drafter, or go on from the newest checkpoint in the run's output folder.
 
     Progress is in OUTPUT/metrics.jsonl, checkpoints in OUTPUT/checkpoints. Ctrl-C or SIGTERM saves a
-    checkpoint and ends with exit code 143; the same command goes on from it.
+    checkpoint and ends with exit code 143; the same command goes on from it. A second one ends the run at once.
     """
     settings = load_config(config, TrainingConfig)
-    with _bar("training", settings.steps) as bar, stop_requests() as should_stop:
-        result = train_draft(settings, _training_progress(bar), should_stop)
+    if from_scratch and (aside := set_aside(settings.output)):
+        typer.echo(f"the earlier run is in {aside}")
+    with _bar("training", settings.steps) as bar:
+        try:
+            result = launch(settings, _training_progress(bar))
+        except StoppedAtOnceError as error:
+            typer.echo("ended at once; the same command goes on from the last checkpoint, if there is one", err=True)
+            raise typer.Exit(INTERRUPTED) from error
     typer.echo(f"step {result.steps} of {settings.steps}: {result.checkpoint}")
     if result.interrupted:
         raise typer.Exit(INTERRUPTED)
@@ -80,6 +82,8 @@ def evaluate(
 ) -> None:
     """Measure acceptance length on held-out prompts and check every token against the target alone."""
     values = {name: value for name, value in locals().items() if value is not None}
+    from dflash.evaluate import evaluate as evaluate_draft
+
     try:
         settings = EvaluationConfig.model_validate(values)
     except ValidationError as error:
@@ -104,6 +108,11 @@ def export(
     dtype: Annotated[str, typer.Option(help="bfloat16 (as servers want it) or float32.")] = "bfloat16",
 ) -> None:
     """Write a drafter in the layout that SGLang loads, checked against its target."""
+    import torch
+
+    from dflash.export import export_draft
+    from dflash.target import load_target
+
     if dtype not in ("bfloat16", "float32"):
         raise DflashError(f"--dtype {dtype}: must be bfloat16 or float32")
     typer.echo(str(export_draft(source, output, load_target(target, torch.float32), getattr(torch, dtype))))
@@ -124,6 +133,11 @@ def verify(
 
     Do it with an untrained drafter before a long run, and with the exported one before serving.
     """
+    import torch
+
+    from dflash.verify import prompts_to_verify
+    from dflash.verify import verify as verify_pair
+
     if max_new_tokens < 2:
         raise DflashError(f"--max-new-tokens {max_new_tokens}: must be at least 2")
     if threads is not None:
@@ -168,6 +182,9 @@ def _training_progress(bar: Progress) -> Callable[[dict[str, Any]], None]:
     task = bar.task_ids[0]
 
     def show(line: dict[str, Any]) -> None:
+        if "note" in line:
+            typer.echo(line["note"], err=True)
+            return
         bar.update(task, completed=line["step"])
         if "loss" in line:
             bar.update(task, note=f"loss {line['loss']:.3f}  {line['tokens_per_second']:.0f} tokens/s")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -111,6 +111,49 @@ class MemoryConfig(_Config):
     )
 
 
+class MixtureConfig(_Config):
+    """Which samples an epoch takes, by source; `dflash.sources` says how a sample's source is known."""
+
+    weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default={},
+        description="How often an epoch takes the samples of a source: 0.5 half of them, 2 all of them twice; else 1.",
+    )
+    replay_share: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="Part of an epoch's tokens that is from the corpus that was there before, the source `existing`.",
+    )
+
+    @model_validator(mode="after")
+    def _existing_is_given_once(self) -> MixtureConfig:
+        if self.replay_share is not None and "existing" in self.weights:
+            raise ValueError("replay_share decides how much of `existing` is taken: give it no weight")
+        return self
+
+
+class TopologyConfig(_Config):
+    """The processes of a run, one a device; drafters come first in their numbering."""
+
+    targets: int = Field(
+        default=0,
+        ge=0,
+        description="Processes that run the target for the drafters; 0: each drafter runs it itself (colocated).",
+    )
+    drafters: int = Field(default=1, ge=1, description="Processes that train, each on packs of its own.")
+    look_ahead_bytes: int = Field(
+        default=8 * 2**30,
+        ge=1,
+        description="Host memory of each target for states that no drafter has taken yet; at least one pack.",
+    )
+    shard_optimizer: bool = Field(default=False, description="Share AdamW's state out among the drafters.")
+
+    @property
+    def processes(self) -> int:
+        """Processes in all."""
+        return self.targets + self.drafters
+
+
 class TrainingConfig(_Config):
     """One training run."""
 
@@ -130,7 +173,14 @@ class TrainingConfig(_Config):
     warmup_ratio: float = Field(default=0.04, ge=0, lt=1, description="Part of the steps with rising learning rate.")
     weight_decay: float = Field(default=0.0, ge=0)
     gradient_clip: float = Field(default=1.0, gt=0, description="Largest gradient norm.")
-    token_budget: int = Field(default=8192, ge=2, description="Most tokens in one step.")
+    topology: TopologyConfig = TopologyConfig()
+    packs_per_step: int | None = Field(
+        default=None,
+        ge=1,
+        description="Packs of one optimizer step, a multiple of the drafters; default: one a drafter.",
+    )
+    mixture: MixtureConfig = MixtureConfig()
+    token_budget: int = Field(default=8192, ge=2, description="Most tokens of a pack.")
     max_batch_size: int = Field(default=64, ge=1, description="Most samples in one step.")
     max_length: int = Field(default=3072, ge=2, description="Longer samples are cut to this many tokens.")
     seed: int = Field(default=0, ge=0)
@@ -164,6 +214,9 @@ class TrainingConfig(_Config):
     checkpoint_every: int = Field(default=500, ge=1, description="Steps between checkpoints.")
     keep: int = Field(default=2, ge=1, description="Newest checkpoints to keep, beside the first and the best.")
     log_every: int = Field(default=10, ge=1, description="Steps that one line of metrics covers.")
+    stall_seconds: float = Field(
+        default=1800, gt=0, description="A process that does not go on for so long counts as hung, and the run ends."
+    )
 
     @model_validator(mode="after")
     def _longest_sample_fits(self) -> TrainingConfig:
@@ -176,6 +229,18 @@ class TrainingConfig(_Config):
         if self.max_draft_rows is not None and self.max_draft_rows < self.draft.block_size:
             raise ValueError(f"max_draft_rows {self.max_draft_rows} is less than one block of {self.draft.block_size}")
         return self
+
+    def _every_drafter_has_as_many_packs(self) -> TrainingConfig:
+        if self.step_packs % self.topology.drafters:
+            raise ValueError(
+                f"packs_per_step {self.packs_per_step} is not a multiple of topology.drafters {self.topology.drafters}"
+            )
+        return self
+
+    @property
+    def step_packs(self) -> int:
+        """Packs of one optimizer step, over all drafters."""
+        return self.packs_per_step or self.topology.drafters
 
     @property
     def effective_gamma(self) -> float:

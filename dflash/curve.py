@@ -5,6 +5,7 @@ OUTPUT/acceptance.jsonl has a line for each measured step; the best of them deci
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dflash.acceptance import Answer, Counts, count, guess_everywhere, summarize
@@ -18,37 +19,25 @@ from dflash.target import Target
 
 # Prompts that the target answers at once.
 BATCH_SIZE = 8
+Measure = Callable[[DraftModel], dict[str, Any]]
 
 
 class AcceptanceCurve:
-    """Measures the drafter of one run on the same answers each time."""
+    """The measurements of one run: which are due, and which was the best."""
 
-    def __init__(
-        self, config: TrainingConfig, target: Target, target_layer_ids: tuple[int, ...], resumed_at: int
-    ) -> None:
-        """Read the prompts, and have the target answer those that have no answer yet.
+    def __init__(self, config: TrainingConfig, measure: Measure, resumed_at: int) -> None:
+        """Take up the curve of a run.
 
         Args:
             config: the run, with `acceptance` given.
-            target_layer_ids: the drafter's taps.
+            measure: measures a drafter, on the same answers each time.
             resumed_at: the step from which the run goes on; lines after it are dropped.
-
-        Raises DflashError for unusable prompts or rollouts of other settings.
         """
-        chosen = config.acceptance
-        assert chosen is not None
-        self._every = chosen.every
+        assert config.acceptance is not None
+        self._every = config.acceptance.every
         self._last = config.steps
         self._path = config.output / ACCEPTANCE_CURVE
-        self._target = target
-        self._prompts = read_prompts(chosen.prompts)
-        check_ids([prompt.input_ids for prompt in self._prompts], target)
-        settings = rollout_settings(config.target, chosen.max_new_tokens, config.target_dtype)
-        rollouts = Journal(chosen.rollouts or config.output / "rollouts.jsonl", settings, replace_other=False)
-        for first in range(0, len(self._prompts), BATCH_SIZE):
-            roll_out(target, self._prompts[first : first + BATCH_SIZE], rollouts, chosen.max_new_tokens)
-        self._answers = [Answer(p.input_ids, rollouts.records[p.key]["tokens"]) for p in self._prompts]
-        self._features = FeatureSource(target, target_layer_ids, chosen.feature_cache_bytes)
+        self._measure = measure
         drop_lines_after(self._path, resumed_at)
         self._measured = {resumed_at} if best_step(self._path, at=resumed_at) is not None else set()
 
@@ -63,17 +52,47 @@ class AcceptanceCurve:
 
     def measure(self, step: int, model: DraftModel) -> dict[str, Any]:
         """Measure the drafter after `step` steps, append the line to the curve and return it."""
-        counts: dict[str, list[Counts]] = {}
-        for row, (prompt, answer) in enumerate(zip(self._prompts, self._answers, strict=True)):
-            features = self._features.states([row], [answer.sample]).features
-            found = count(answer, guess_everywhere(self._target, model, answer, features))
-            counts.setdefault(prompt.source, []).append(found)
-        size = model.architecture.block_size
-        line = {
-            "step": step,
-            **summarize([item for items in counts.values() for item in items], size),
-            "by_source": {source: summarize(items, size) for source, items in sorted(counts.items())},
-        }
+        line = {"step": step, **self._measure(model)}
         append_line(self._path, line)
         self._measured.add(step)
         return line
+
+
+def acceptance_meter(
+    config: TrainingConfig, target: Target, target_layer_ids: tuple[int, ...], beat: Callable[[], None]
+) -> Measure:
+    """Have the target answer the prompts that have no answer yet; return what measures a drafter on them.
+
+    Args:
+        config: the run, with `acceptance` given.
+        target_layer_ids: the drafter's taps.
+        beat: called now and then, to show that this goes on.
+
+    Raises DflashError for unusable prompts or rollouts of other settings.
+    """
+    chosen = config.acceptance
+    assert chosen is not None
+    prompts = read_prompts(chosen.prompts)
+    check_ids([prompt.input_ids for prompt in prompts], target)
+    settings = rollout_settings(config.target, chosen.max_new_tokens, config.target_dtype)
+    rollouts = Journal(chosen.rollouts or config.output / "rollouts.jsonl", settings, replace_other=False)
+    for first in range(0, len(prompts), BATCH_SIZE):
+        roll_out(target, prompts[first : first + BATCH_SIZE], rollouts, chosen.max_new_tokens)
+        beat()
+    answers = [Answer(p.input_ids, rollouts.records[p.key]["tokens"]) for p in prompts]
+    source = FeatureSource(target, target_layer_ids, chosen.feature_cache_bytes)
+
+    def measure(model: DraftModel) -> dict[str, Any]:
+        counts: dict[str, list[Counts]] = {}
+        for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+            features = source.states([row], [answer.sample]).features
+            found = count(answer, guess_everywhere(target, model, answer, features))
+            counts.setdefault(prompt.source, []).append(found)
+            beat()
+        size = model.architecture.block_size
+        return {
+            **summarize([item for items in counts.values() for item in items], size),
+            "by_source": {source: summarize(items, size) for source, items in sorted(counts.items())},
+        }
+
+    return measure

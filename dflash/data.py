@@ -1,8 +1,7 @@
-"""Training samples from a memory-mapped `save_to_disk` folder, and their packing into steps."""
+"""Training samples from a memory-mapped `save_to_disk` folder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +9,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dflash.anchors import valid_anchors
 from dflash.errors import DflashError
 from dflash.files import read_json
+
+COLUMNS = ["input_ids", "loss_mask", "seq_len"]
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,17 @@ class Sample:
 
 
 class Dataset:
-    """Read-only samples in Arrow files that stay on disk until a row is asked for."""
+    """Read-only samples in Arrow files that stay on disk until a row is asked for.
 
-    def __init__(self, path: Path, table: pa.Table, fingerprint: str) -> None:
+    `shards` names each file with its number of rows, in the order of the rows.
+    """
+
+    def __init__(self, path: Path, table: pa.Table, fingerprint: str, shards: list[tuple[str, int]]) -> None:
         self.path = path
         self.fingerprint = fingerprint
+        self.shards = shards
+        self.input_ids: list[pa.Array] = table["input_ids"].chunks
+        self.loss_masks: list[pa.Array] = table["loss_mask"].chunks
         self._table = table
         self.lengths: NDArray[np.int64] = _to_numpy(table["seq_len"]).astype(np.int64)
 
@@ -45,73 +52,72 @@ class Dataset:
         )
 
 
-def open_dataset(path: Path) -> Dataset:
-    """Open the folder and check every row.
+def open_dataset(path: Path, check: bool = True) -> Dataset:
+    """Open the folder, and check every row unless another process has done so.
 
-    Raises DflashError for a missing file or column, a column of another type, rows whose three columns
-    disagree in length, and samples without a supervised token (the first such row is named).
+    Raises DflashError for a missing file or column, a file that is cut off or damaged, a column of another type, rows
+    whose three columns disagree in length, and samples without a supervised token (the first such row is named).
     """
     if not (path / "state.json").is_file():
         raise DflashError(f"{path}: no dataset here (state.json is missing): expected a folder from save_to_disk")
     state = read_json(path / "state.json")
-    tables = []
-    for entry in state.get("_data_files", []):
-        file = path / entry["filename"]
-        try:
-            tables.append(pa.ipc.open_stream(pa.memory_map(str(file))).read_all())
-        except (OSError, pa.ArrowInvalid) as error:
-            raise DflashError(f"{file}: not readable as an Arrow stream ({error})") from error
-        _check_columns(file, tables[-1].schema)
-        _check_rows(file, tables[-1])
+    files = [path / entry["filename"] for entry in state.get("_data_files", [])]
+    tables = [_read_shard(file, check) for file in files]
     rows = sum(table.num_rows for table in tables)
     if rows == 0:
         raise DflashError(f"{path}: the dataset has no samples")
-    columns = ["input_ids", "loss_mask", "seq_len"]
-    table = pa.concat_tables([table.select(columns) for table in tables], promote_options="permissive")
-    return Dataset(path, table, str(state.get("_fingerprint", "")))
+    table = pa.concat_tables([table.select(COLUMNS) for table in tables], promote_options="permissive")
+    shard_rows = [(file.name, table.num_rows) for file, table in zip(files, tables, strict=True)]
+    return Dataset(path, table, str(state.get("_fingerprint", "")), shard_rows)
 
 
-def trainable_rows(dataset: Dataset, max_length: int) -> list[int]:
+def trainable_rows(dataset: Dataset, max_length: int) -> NDArray[np.int64]:
     """Return the rows that still have a valid anchor once cut to `max_length`, in order."""
-    return [
-        index for index in range(len(dataset)) if len(valid_anchors(dataset.sample(index, max_length).loss_mask)) > 0
-    ]
+    counts = [_anchor_counts(chunk, max_length) for chunk in dataset.loss_masks]
+    return np.flatnonzero(np.concatenate(counts))
+
+
+def _anchor_counts(masks: pa.Array, max_length: int) -> NDArray[np.int64]:
+    """Count `valid_anchors` of every row of one chunk without a loop over its rows."""
+    lengths = _to_numpy(masks.value_lengths()).astype(np.int64)
+    begins = np.concatenate(([0], np.cumsum(lengths)))
+    supervised = np.concatenate((_to_numpy(masks.flatten()) != 0, [False]))
+    sums = np.concatenate(([0], np.cumsum(supervised[:-1] & supervised[1:])))
+    # The last token that a row keeps has no successor in it.
+    ends = begins[:-1] + np.maximum(np.minimum(lengths, max_length) - 1, 0)
+    counts: NDArray[np.int64] = sums[ends] - sums[begins[:-1]]
+    return counts
 
 
 def check_vocabulary(dataset: Dataset, vocab_size: int) -> None:
     """Raise DflashError when a token id has no row in an embedding of `vocab_size` rows."""
-    for chunk in dataset._table["input_ids"].chunks:
+    for chunk in dataset.input_ids:
         ids = _to_numpy(chunk.flatten())
-        outside = ids[(ids < 0) | (ids >= vocab_size)]
-        if len(outside):
+        if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
+            outside = ids[(ids < 0) | (ids >= vocab_size)]
             raise DflashError(
                 f"{dataset.path}: token id {outside[0]} is outside the "
                 f"target's vocabulary of {vocab_size}: the samples come from another tokenizer"
             )
 
 
-def packs(
-    rows: list[int], lengths: NDArray[np.int64], token_budget: int, max_batch_size: int, seed: int, epoch: int
-) -> Iterator[list[int]]:
-    """Yield the packs of one epoch: `rows` in an order that seed and epoch decide, cut where a pack is full.
-
-    Args:
-        rows: the rows of the dataset to use.
-        lengths: tokens of every row of the dataset, none above token_budget.
-        token_budget: most tokens of a pack.
-        max_batch_size: most rows of a pack.
-    """
-    order = np.random.default_rng([seed, epoch]).permutation(np.asarray(rows, dtype=np.int64))
-    pack: list[int] = []
-    tokens = 0
-    for row in order.tolist():
-        if pack and (tokens + lengths[row] > token_budget or len(pack) == max_batch_size):
-            yield pack
-            pack, tokens = [], 0
-        pack.append(row)
-        tokens += int(lengths[row])
-    if pack:
-        yield pack
+def _read_shard(file: Path, check: bool) -> pa.Table:
+    try:
+        with file.open("rb") as stream:
+            stream.seek(-len(END_OF_STREAM), 2)
+            # Arrow reads a stream that was cut between two batches as a shorter one, and says nothing.
+            if stream.read() != END_OF_STREAM:
+                raise DflashError(f"{file}: cut off (it has no end of stream): restore the file")
+        table = pa.ipc.open_stream(pa.memory_map(str(file))).read_all()
+        if check:
+            table.validate(full=True)
+    except (OSError, pa.ArrowInvalid) as error:
+        text = " ".join(str(error).split())
+        raise DflashError(f"{file}: not readable as an Arrow stream ({text}): restore the file") from error
+    _check_columns(file, table.schema)
+    if check:
+        _check_rows(file, table)
+    return table
 
 
 def _check_columns(file: Path, schema: pa.Schema) -> None:

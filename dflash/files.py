@@ -67,6 +67,20 @@ def publish_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def set_aside(folder: Path) -> Path | None:
+    """Move all that is in `folder` into a new folder `earlier-N` of it; return that, or None where nothing was."""
+    if not folder.is_dir():
+        return None
+    entries = [entry for entry in folder.iterdir() if not entry.name.startswith("earlier-")]
+    if not entries:
+        return None
+    aside = folder / f"earlier-{1 + sum(1 for _ in folder.glob('earlier-*'))}"
+    aside.mkdir()
+    for entry in entries:
+        entry.rename(aside / entry.name)
+    return aside
+
+
 def remove_unpublished(folder: Path) -> None:
     """Remove what `publish_folder` left in `folder` when its process was killed."""
     for entry in folder.glob(".step-*"):

@@ -7,10 +7,10 @@ from torch import Tensor
 from dflash.attention import attention_by_prefix
 from dflash.model import Attend, DraftModel, KeysValues
 from dflash.pack import Pack, block_inputs, block_positions
-from dflash.target import Target
+from dflash.target import TargetEnds
 
 
-def forward_blocks(model: DraftModel, target: Target, pack: Pack, features: Tensor) -> Tensor:
+def forward_blocks(model: DraftModel, target: TargetEnds, pack: Pack, features: Tensor) -> Tensor:
     """Return the drafter's hidden states for every block of a pack: [blocks, block_size, hidden].
 
     Args:
@@ -26,7 +26,7 @@ def pack_context(model: DraftModel, pack: Pack, features: Tensor) -> list[KeysVa
 
 
 def forward_with_context(
-    model: DraftModel, target: Target, pack: Pack, context: list[KeysValues], attend: Attend
+    model: DraftModel, target: TargetEnds, pack: Pack, context: list[KeysValues], attend: Attend
 ) -> Tensor:
     """Return the drafter's hidden states for the blocks of a pack: [blocks, block_size, hidden].
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dflash.objective import BlockLoss, Labels
 from dflash.pack import Pack
+from dflash.world import World
 
 # In a run's folder: a line for each step whose acceptance was measured.
 ACCEPTANCE_CURVE = "acceptance.jsonl"
@@ -24,6 +25,8 @@ class StepSums:
         self.loss = 0.0
         self.terms: dict[str, float] = {}
         self.tokens = 0
+        self.draft_rows = 0
+        self.samples = 0
         self.supervised = 0
         self.covered = 0
         self.seconds = 0.0
@@ -32,24 +35,50 @@ class StepSums:
         self.accepted = 0
         self.complete_blocks = 0
 
-    def add(self, result: BlockLoss, labels: Labels, pack: Pack, seconds: float) -> None:
-        """Take in one step on `pack` that took `seconds`."""
+    def add(self, result: BlockLoss, labels: Labels, pack: Pack) -> None:
+        """Take in what this drafter did with one pack."""
         correct = unflatten_correct(result.correct, labels).cpu()
         labelled = (labels.weights[:, 1:] > 0).cpu()
         # A slot without a label is neither right nor wrong: only complete blocks tell an acceptance length.
         complete = labelled.all(dim=1)
-        self.steps += 1
         self.loss += float(result.loss.detach())
         for name, value in result.terms.items():
             self.terms[name] = self.terms.get(name, 0.0) + float(value)
         self.tokens += len(pack.input_ids)
+        self.draft_rows += labels.weights.numel()
+        self.samples += int(pack.documents[-1]) + 1
         self.supervised += int((pack.loss_mask != 0).sum())
         self.covered += int((labels.rows[labels.weights > 0].bincount() > 0).sum())
-        self.seconds += seconds
         self.correct += correct.sum(0)
         self.labels += labelled.sum(0)
         self.accepted += int(correct[complete].long().cumprod(dim=1).sum()) + int(complete.sum())
         self.complete_blocks += int(complete.sum())
+
+    def end_step(self, seconds: float) -> None:
+        """Note that a step is over, which took `seconds`."""
+        self.steps += 1
+        self.seconds += seconds
+
+    def over_drafters(self, world: World) -> StepSums:
+        """Return the sums of all drafters; steps and seconds are theirs in common."""
+        names = ("loss", "tokens", "draft_rows", "samples", "supervised", "covered", "accepted", "complete_blocks")
+        terms = sorted(self.terms)
+        own = [
+            *(float(getattr(self, name)) for name in names),
+            *(self.terms[name] for name in terms),
+            *self.correct.tolist(),
+            *self.labels.tolist(),
+        ]
+        found = iter(world.add_among_drafters(own))
+        total = StepSums(len(self.correct) + 1)
+        total.steps, total.seconds = self.steps, self.seconds
+        for name in names:
+            value = next(found)
+            setattr(total, name, value if name == "loss" else round(value))
+        total.terms = {name: next(found) for name in terms}
+        total.correct = torch.tensor([round(next(found)) for _ in self.correct])
+        total.labels = torch.tensor([round(next(found)) for _ in self.labels])
+        return total
 
     def line(self) -> dict[str, Any]:
         """Return the means: loss, accuracy (all and by position) and tokens/s.

@@ -87,7 +87,12 @@ def block_labels(
 
 
 def reference_block_loss(
-    hidden: Tensor, head: Tensor, labels: Labels, objective: ObjectiveConfig, teacher: Tensor | None = None
+    hidden: Tensor,
+    head: Tensor,
+    labels: Labels,
+    objective: ObjectiveConfig,
+    teacher: Tensor | None = None,
+    totals: LabelTotals | None = None,
 ) -> BlockLoss:
     """The objective as written above, with all logits at once: what `chunked_block_loss` is tested against.
 
@@ -97,11 +102,13 @@ def reference_block_loss(
         labels: from `block_labels`.
         objective: the weight of each term.
         teacher: [tokens, hidden], the target's normed last hidden states of the pack; for kl, tv and lk only.
+        totals: of the whole step; default: of `labels` alone.
     """
+    totals = totals or LabelTotals.of(labels)
     logits = hidden.float() @ head.float().T
     log_q = logits.log_softmax(-1)
     labelled = labels.weights > 0
-    decay = labels.weights / labels.weights.sum()
+    decay = labels.weights / totals.decay
     values = {"ce": -log_q.gather(-1, labels.ids[..., None]).squeeze(-1)}
     values["dpace"] = values["ce"]
     if teacher is not None:
@@ -112,7 +119,7 @@ def reference_block_loss(
         values["lk_alpha"] = -alpha.clamp(min=LEAST_ALPHA).log()
         share = torch.exp(-objective.lk_eta * alpha.detach())
         values["lk_lambda"] = share * values["kl"] + (1 - share) * values["tv"]
-    dpace = dpace_weights(values["ce"].detach(), labelled, objective.dpace_alpha) / labelled.any(-1).sum()
+    dpace = dpace_weights(values["ce"].detach(), labelled, objective.dpace_alpha) / totals.blocks
     terms = {
         name: (torch.where(labelled, values[name], 0.0) * (dpace if name == "dpace" else decay)).sum()
         for name, weight in term_weights(objective).items()

@@ -20,6 +20,7 @@ from dflash.architecture import Architecture, tensor_shapes
 from dflash.config import DtypeName, TrainingConfig
 from dflash.errors import DflashError
 from dflash.initialize import architecture_for
+from dflash.limits import draft_rows
 from dflash.objective import default_chunk_blocks
 
 Role = Literal["target", "drafter", "colocated"]
@@ -82,21 +83,18 @@ def read_target_shape(path: Path) -> TargetShape:
     return TargetShape(text, sum(p.numel() for p in model.parameters()), bool(text.tie_word_embeddings))
 
 
-def make_plan(
-    role: Role, config: TrainingConfig, target: TargetShape, limit: int, baseline: int, look_ahead_bytes: int = 0
-) -> Plan:
+def make_plan(role: Role, config: TrainingConfig, target: TargetShape, limit: int, baseline: int) -> Plan:
     """Plan one process.
 
     Args:
         role: what the process does; `colocated` is both in one.
         limit: bytes of the card.
         baseline: bytes that a process holds before it loads anything, as measured: context, libraries, allocator.
-        look_ahead_bytes: most bytes of features that wait to be sent (target) or used (drafter).
     """
 
     def fits(**changes: int) -> bool:
         other = config.model_copy(update=changes)
-        return sum(memory_parts(role, other, target, baseline, look_ahead_bytes).values()) <= limit
+        return sum(memory_parts(role, other, target, baseline).values()) <= limit
 
     tokens = _largest(config.max_length, lambda count: fits(token_budget=count))
     block_size, rows = config.draft.block_size, None
@@ -104,7 +102,7 @@ def make_plan(
         most = draft_rows(config) // block_size
         blocks = _largest(1, lambda count: count <= most and fits(max_draft_rows=count * block_size))
         rows = None if blocks is None else blocks * block_size
-    return Plan(role, memory_parts(role, config, target, baseline, look_ahead_bytes), limit, tokens, rows)
+    return Plan(role, memory_parts(role, config, target, baseline), limit, tokens, rows)
 
 
 def _largest(least: int, holds: Callable[[int], bool]) -> int | None:
@@ -120,9 +118,7 @@ def _largest(least: int, holds: Callable[[int], bool]) -> int | None:
     return low
 
 
-def memory_parts(
-    role: Role, config: TrainingConfig, target: TargetShape, baseline: int, look_ahead_bytes: int = 0
-) -> dict[str, int]:
+def memory_parts(role: Role, config: TrainingConfig, target: TargetShape, baseline: int) -> dict[str, int]:
     """Return the bytes of each part of a process, by name."""
     shape = architecture_for(config.draft, target.text, mask_token_id=0)
     parts = {"baseline": baseline}
@@ -132,8 +128,9 @@ def memory_parts(
     if role != "drafter":
         parts["target activations"] = _target_activations(config, shape)
     parts["features of the pack"] = features
-    if role != "colocated":
-        parts["look-ahead"] = look_ahead_bytes
+    if role == "target" and config.device == "cpu":
+        # With cards it is the host's memory, which no card's plan counts.
+        parts["look-ahead"] = config.topology.look_ahead_bytes
     parts["feature cache"] = config.feature_cache_bytes if role != "target" else 0
     if role != "target":
         parts |= drafter_parts(config, shape)
@@ -151,7 +148,7 @@ def drafter_parts(config: TrainingConfig, shape: Architecture) -> dict[str, int]
         "drafter weights": FP32 * parameters,
         # In one group, a layer's gradients come as what it kept for them goes.
         "gradients": FP32 * parameters if several else max(FP32 * parameters - kept, 0),
-        "optimizer": 2 * FP32 * parameters,
+        "optimizer": 2 * FP32 * parameters // (config.topology.drafters if config.topology.shard_optimizer else 1),
         "bfloat16 copies of weights": 2 * parameters if half else 0,
         "context": config.token_budget * _context_bytes(shape, half, several),
         "draft rows": kept,
@@ -163,12 +160,6 @@ def feature_bytes(shape: Architecture, config: TrainingConfig) -> int:
     """Bytes of one token's features, and of its last hidden state where a teacher is needed."""
     states = len(shape.target_layer_ids) + config.objective.needs_teacher
     return FP32 * states * shape.hidden_size
-
-
-def draft_rows(config: TrainingConfig) -> int:
-    """Return the most block rows of one pack."""
-    anchors = config.anchors * (config.max_batch_size if config.anchors_per == "sequence" else 1)
-    return anchors * config.draft.block_size
 
 
 def rows_at_once(config: TrainingConfig) -> int:

@@ -10,7 +10,6 @@ import typer
 
 from dflash.config import TrainingConfig, load_config
 from dflash.errors import DflashError
-from dflash.plan import ROLES, as_table, draft_rows, make_plan, read_target_shape, refusal
 
 
 def plan(
@@ -19,11 +18,15 @@ def plan(
     baseline_bytes: Annotated[
         int | None, typer.Option(help="Held by a process before it loads anything; default: memory.baseline_bytes.")
     ] = None,
-    look_ahead_bytes: Annotated[int, typer.Option(help="Features that wait to be sent or used.")] = 0,
-    roles: Annotated[str, typer.Option(help="Comma-separated: target, drafter, colocated.")] = ",".join(ROLES),
+    roles: Annotated[
+        str, typer.Option(help="Comma-separated: target, drafter, colocated.")
+    ] = "target,drafter,colocated",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Print what each part of a process needs, and the largest token_budget that fits; exit code 1 if one does not."""
+    from dflash.limits import draft_rows
+    from dflash.plan import ROLES, as_table, make_plan, read_target_shape, refusal
+
     settings = load_config(config, TrainingConfig)
     limit = card_bytes or settings.memory.limit_bytes
     if limit is None:
@@ -33,7 +36,7 @@ def plan(
         raise DflashError(f"--roles {roles}: {min(unknown)!r} is none of {', '.join(ROLES)}")
     baseline = settings.memory.baseline_bytes if baseline_bytes is None else baseline_bytes
     target = read_target_shape(settings.target)
-    plans = [make_plan(role, settings, target, limit, baseline, look_ahead_bytes) for role in wanted]
+    plans = [make_plan(role, settings, target, limit, baseline) for role in wanted]
     if as_json:
         lines = [
             {"role": p.role, "parts": p.parts, "total": p.total, "limit": p.limit, "fits": p.fits}

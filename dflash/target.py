@@ -7,6 +7,7 @@ any further norm. Works with any decoder that transformers loads; nothing here k
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,28 +20,35 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from dflash.errors import DflashError
+from dflash.files import read_json
 
 
 @dataclass(frozen=True)
-class Target:
-    """A loaded target. `head` is [vocabulary, hidden]; `embedding` maps ids to [.., hidden]."""
+class TargetEnds:
+    """What a drafter uses of its target. `head` is [vocabulary, hidden]; `embedding` maps ids to [.., hidden]."""
 
-    model: PreTrainedModel
-    layers: nn.ModuleList
     embedding: nn.Embedding
     head: Tensor
-    end_token_ids: frozenset[int]
     path: Path
-
-    @property
-    def text_config(self) -> Any:
-        """The transformers configuration of the decoder."""
-        return self.model.config.get_text_config(decoder=True)
 
     @property
     def device(self) -> torch.device:
         """Where the embedding is."""
         return self.embedding.weight.device
+
+
+@dataclass(frozen=True)
+class Target(TargetEnds):
+    """A loaded target."""
+
+    model: PreTrainedModel
+    layers: nn.ModuleList
+    end_token_ids: frozenset[int]
+
+    @property
+    def text_config(self) -> Any:
+        """The transformers configuration of the decoder."""
+        return self.model.config.get_text_config(decoder=True)
 
 
 class TargetOutput(NamedTuple):
@@ -88,7 +96,7 @@ def wrap_target(model: PreTrainedModel, path: Path) -> Target:
         head.weight, embedding.weight
     ):
         raise DflashError(f"{path}: the head is tied to the embedding by config.json but differs from it")
-    return Target(model, _decoder_layers(model, path), embedding, head.weight, _end_token_ids(model), path)
+    return Target(embedding, head.weight, path, model, _decoder_layers(model, path), _end_token_ids(model))
 
 
 def capture(target: Target, input_ids: Tensor, layer_ids: tuple[int, ...]) -> Tensor:
@@ -211,3 +219,12 @@ def target_identity(path: Path) -> dict[str, str]:
     for file in sorted(path.glob("*.safetensors")):
         digest.update(f"{file.name} {file.stat().st_size}\n".encode())
     return {"sha256": digest.hexdigest()}
+
+
+def template_identity(path: Path) -> str | None:
+    """Return a digest of the folder's chat template; None where it has none."""
+    file, settings = path / "chat_template.jinja", path / "tokenizer_config.json"
+    if file.is_file():
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    template = read_json(settings).get("chat_template") if settings.is_file() else None
+    return None if template is None else hashlib.sha256(json.dumps(template).encode()).hexdigest()

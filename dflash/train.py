@@ -1,4 +1,4 @@
-"""The training loop, in one process."""
+"""The training loop of one drafter; alone, or as one of several that keep step."""
 
 from __future__ import annotations
 
@@ -6,30 +6,36 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from dflash.anchors import sample_anchors
+from dflash.batch import count_totals, read_pack
 from dflash.checkpoint import Progress, describe_run, list_checkpoints, resume, save_checkpoint
 from dflash.config import TrainingConfig
-from dflash.curve import AcceptanceCurve
-from dflash.data import Dataset, check_vocabulary, open_dataset, packs, trainable_rows
+from dflash.curve import AcceptanceCurve, Measure, acceptance_meter
 from dflash.errors import DflashError
-from dflash.features import FeatureSource
+from dflash.features import FeatureSource, TargetStates
 from dflash.files import remove_unpublished, write_json
+from dflash.founding import Data, Foundation, found_data, found_target, own_device, receive
 from dflash.initialize import initialize
+from dflash.limits import limits_after, next_step_down, nothing_left, repeat_until_it_fits
 from dflash.metrics import StepSums, append_line, drop_lines_after
-from dflash.model import DraftModel
-from dflash.pack import build_pack
+from dflash.objective import BlockLoss, Labels, LabelTotals
+from dflash.optimizer import ShardedAdamW
+from dflash.pack import Pack, build_pack
+from dflash.parts import Clock
 from dflash.plan import check_memory
+from dflash.rank_metrics import EventFiles, RankMetrics
 from dflash.step import accumulate_gradient
-from dflash.target import Target, load_target, target_identity
+from dflash.supply import OtherTargets, OwnTarget, Supply
+from dflash.target import Target, target_identity, template_identity
+from dflash.world import ALONE, World
 
-# Keeps the draws of anchors apart from the draws of the shuffle, which share seed and epoch.
-ANCHOR_STREAM = 1
+OnProgress = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -43,31 +49,36 @@ class TrainingResult:
 
 def train(
     config: TrainingConfig,
-    on_progress: Callable[[dict[str, Any]], None] = lambda _line: None,
+    on_progress: OnProgress = lambda _line: None,
     should_stop: Callable[[], bool] = lambda: False,
+    world: World = ALONE,
+    clock: Clock | None = None,
 ) -> TrainingResult:
     """Train a drafter, from the newest checkpoint in `config.output` if there is one.
 
     Args:
-        config: the run. On resuming it must be what it was, but for checkpoint.CHANGEABLE.
-        on_progress: called with each line of metrics.jsonl and acceptance.jsonl as it is written, and with
-            {"step": n} after other steps.
-        should_stop: asked after each step; True ends the call with a checkpoint.
+        config: the run. On resuming it must be what it was, but for what `checkpoint` names as changeable.
+        on_progress: called on the lead with each line of metrics.jsonl and acceptance.jsonl as it is written, with
+            {"step": n} after other steps, and with {"note": text} for what a person should know.
+        should_stop: asked at the end of each step; True on any drafter ends the call on all, with a checkpoint.
+        world: this process among those of the run; the others call `train` or `target_rank.serve_states`.
+        clock: counts the seconds by part.
 
     Raises DflashError for a user's mistake and for a loss that is not finite (the last checkpoint stays
     whole).
     """
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    check_memory(config, "colocated")
-    dataset = open_dataset(config.dataset)
-    target = load_target(config.target, getattr(torch, config.target_dtype), config.device)
-    check_vocabulary(dataset, target.embedding.num_embeddings)
-    rows = trainable_rows(dataset, config.max_length)
-    if not rows:
-        raise DflashError(f"{config.dataset}: no sample has two supervised tokens in a row to train on")
-    model = initialize(config.draft, target, config.seed)
-    return _Run(config, dataset, rows, target, model, on_progress, should_stop).loop()
+    if (world.targets, world.drafters) != (config.topology.targets, config.topology.drafters):
+        raise DflashError(f"topology needs {config.topology.processes} processes: start them with `dflash train`")
+    check_memory(config, "drafter" if world.targets else "colocated")
+    clock = clock or Clock()
+    device = own_device(config, world)
+    target = None if world.targets else found_target(config, device)
+    if target is None:
+        foundation = receive(config, world, device)
+    else:
+        foundation = Foundation(initialize(config.draft, target, config.seed), target)
+    data = found_data(config, world, foundation.ends.embedding.num_embeddings)
+    return _Run(config, world, clock, foundation, target, data, on_progress, should_stop).loop()
 
 
 class _Run:
@@ -76,42 +87,71 @@ class _Run:
     def __init__(
         self,
         config: TrainingConfig,
-        dataset: Dataset,
-        rows: list[int],
-        target: Target,
-        model: DraftModel,
-        on_progress: Callable[[dict[str, Any]], None],
+        world: World,
+        clock: Clock,
+        foundation: Foundation,
+        target: Target | None,
+        data: Data,
+        on_progress: OnProgress,
         should_stop: Callable[[], bool],
     ) -> None:
-        self.config, self.dataset, self.rows, self.target, self.model = config, dataset, rows, target, model
-        self.on_progress, self.should_stop = on_progress, should_stop
-        self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
-        )
-        taps = model.architecture.target_layer_ids
-        self.features = FeatureSource(target, taps, config.feature_cache_bytes, config.objective.needs_teacher)
+        self.config, self.world, self.clock = config, world, clock
+        self.model, self.ends = foundation
+        self.data, self.on_progress, self.should_stop = data, on_progress, should_stop
+        self.optimizer = ShardedAdamW(self.model, config, world)
         self.metrics = config.output / "metrics.jsonl"
+        self.identity = self._describe()
+        self.supply, measure = self._open_supply(target)
+        self.progress = self._start()
+        self.packs = data.order.packs_from(self.progress.cursor)
+        self.rank_metrics = RankMetrics(config, world, clock)
+        if world.leads:
+            self.rank_metrics.progress(self.progress)
+        self.event_files = EventFiles(config.output, self.progress.step + 1)
+        self.curve = AcceptanceCurve(config, measure, self.progress.step) if measure and world.leads else None
+
+    def _describe(self) -> dict[str, Any]:
+        config, dataset = self.config, self.data.dataset
         facts = {
             "fingerprint": dataset.fingerprint,
             "samples": len(dataset),
             "tokens": int(dataset.lengths.sum()),
-            "samples_without_anchor": len(dataset) - len(rows),
+            "samples_without_anchor": len(dataset) - len(self.data.rows),
         }
-        self.identity = describe_run(config, facts, target_identity(config.target))
-        self.progress = self._start()
-        self.curve = None
-        if config.acceptance is not None:
-            self.curve = AcceptanceCurve(config, target, taps, self.progress.step)
+        target = target_identity(config.target) | {"template": template_identity(config.target)}
+        return describe_run(config, facts, target)
+
+    def _open_supply(self, target: Target | None) -> tuple[Supply, Measure | None]:
+        """Return where states come from, and what measures acceptance where it is measured."""
+        config, world, clock = self.config, self.world, self.clock
+        taps = self.model.architecture.target_layer_ids
+        if target is not None:
+            source = FeatureSource(target, taps, config.feature_cache_bytes, config.objective.needs_teacher)
+            wanted = config.acceptance is not None and world.leads
+            return OwnTarget(source, clock), acceptance_meter(config, target, taps, clock.beat) if wanted else None
+        world.share(None, world.first_target)
+        addresses = [world.share(None, rank) for rank in range(world.drafters, world.drafters + world.targets)]
+        others = OtherTargets(addresses, self.ends.device, clock)
+        return others, (lambda model: others.measure(world, model)) if config.acceptance is not None else None
 
     def _start(self) -> Progress:
         output = self.config.output
-        remove_unpublished(output / "checkpoints")
-        checkpoints = list_checkpoints(output)
-        progress = Progress()
-        if checkpoints:
-            progress = resume(checkpoints[-1], self.model, self.optimizer, self.identity)
-        write_json(output / "run.json", self.identity | {"resumed_at_step": progress.step})
-        drop_lines_after(self.metrics, progress.step)
+        newest = None
+        if self.world.leads:
+            remove_unpublished(output / "checkpoints")
+            newest = next(reversed(list_checkpoints(output)), None)
+        newest = self.world.share_among_drafters(newest)
+        progress, changes = Progress(), []
+        if newest is not None:
+            resumed = resume(newest, self.model, self.optimizer, self.identity)
+            progress, changes = resumed.progress, resumed.changes
+        if self.world.leads:
+            write_json(output / "run.json", self.identity | {"resumed_at_step": progress.step, "changes": changes})
+            drop_lines_after(self.metrics, progress.step)
+            for change in changes:
+                self.on_progress({"note": f"resuming at step {progress.step}: {change}"})
+        if self.world.targets:
+            self.world.share(progress)
         return progress
 
     def loop(self) -> TrainingResult:
@@ -119,89 +159,141 @@ class _Run:
         config = self.config
         self._measure()
         checkpoint = self._save()
-        sums = StepSums(config.draft.block_size)
-        while self.progress.step < config.steps:
-            for rows in self._remaining_packs():
-                self._step(rows, sums)
-                step = self.progress.step
-                stopping = self.should_stop() or step == config.steps
-                # The curve's line comes before the checkpoint: a run killed between them measures again.
-                saving = self._measure() or stopping or step % config.checkpoint_every == 0
-                if saving or step % config.log_every == 0:
-                    self._log(sums)
-                    sums = StepSums(config.draft.block_size)
-                else:
-                    self.on_progress({"step": step})
-                if saving:
-                    checkpoint = self._save()
-                if stopping:
-                    return TrainingResult(step, step < config.steps, checkpoint)
-            self.progress = replace(self.progress, epoch=self.progress.epoch + 1, pack=0)
-        return TrainingResult(self.progress.step, False, checkpoint)
+        sums, stopping = StepSums(config.draft.block_size), False
+        while self.progress.step < config.steps and not stopping:
+            stopping = self._step(sums)
+            step = self.progress.step
+            stopping = stopping or step == config.steps
+            # The curve's line comes before the checkpoint: a run killed between them measures again.
+            saving = self._measure() or stopping or step % config.checkpoint_every == 0
+            if saving or step % config.log_every == 0:
+                self._log(sums)
+                sums = StepSums(config.draft.block_size)
+            elif self.world.leads:
+                self.on_progress({"step": step})
+            if saving:
+                checkpoint = self._save()
+        self.supply.close()
+        self.event_files.close()
+        self.rank_metrics.write()
+        return TrainingResult(self.progress.step, self.progress.step < config.steps, checkpoint)
 
-    def _remaining_packs(self) -> list[list[int]]:
-        config = self.config
-        lengths = self.dataset.lengths.clip(max=config.max_length)
-        epoch = packs(self.rows, lengths, config.token_budget, config.max_batch_size, config.seed, self.progress.epoch)
-        return list(epoch)[self.progress.pack :]
-
-    def _step(self, rows: list[int], sums: StepSums) -> None:
+    def _step(self, sums: StepSums) -> bool:
+        """Train on the packs of one step; return whether a drafter was asked to stop."""
         start = time.monotonic()
-        config = self.config
-        rng = np.random.default_rng([config.seed, self.progress.epoch, self.progress.pack, ANCHOR_STREAM])
-        samples = [self.dataset.sample(row, config.max_length) for row in rows]
-        per_pack = config.anchors if config.anchors_per == "pack" else None
-        per_sequence = config.anchors if config.anchors_per == "sequence" else None
-        anchors = sample_anchors([sample.loss_mask for sample in samples], per_pack, per_sequence, rng)
-        pack = build_pack(samples, anchors, self.target.device)
-        self.optimizer.zero_grad(set_to_none=True)
-        states = self.features.states(rows, samples)
-        result, labels = accumulate_gradient(self.model, self.target, pack, states, config)
-        loss = float(result.loss)
-        if not math.isfinite(loss):
-            raise DflashError(
-                f"step {self.progress.step + 1}: the loss is {loss}; the last checkpoint "
-                f"in {config.output} is whole; use a lower learning_rate or dtype float32 elsewhere"
-            )
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.gradient_clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.progress.step, config)
-        self.optimizer.step()
+        config, world, clock = self.config, self.world, self.clock
+        first = self.progress.step * config.step_packs
+        taken = list(islice(self.packs, config.step_packs))
+        numbers = range(world.rank, config.step_packs, world.drafters)
+        contents = [read_pack(self.data.dataset, taken[number][0], config) for number in numbers]
+        totals = None
+        if config.step_packs > 1:
+            own = count_totals(contents, config)
+            with clock.part("transfer"):
+                totals = LabelTotals(*world.add_among_drafters([*own]))
+        self.optimizer.begin()
+        loss = torch.zeros(())
+        for number, content in zip(numbers, contents, strict=True):
+            pack = build_pack(content.samples, content.anchors, self.ends.device)
+            states = self.supply.take(first + number, content)
+            with clock.part("drafter_forward"):
+                result, labels = self._accumulate(pack, states, totals)
+                loss = loss.to(result.loss.device) + result.loss
+            sums.add(result, labels, pack)
+        with clock.part("transfer"):
+            mean, stops = world.add_among_drafters([float(loss), float(self.should_stop())])
+            self._check_finite(mean)
+            self.optimizer.collect()
+        with clock.part("optimizer"):
+            self.optimizer.step(learning_rate(self.progress.step, config))
         seconds = time.monotonic() - start
-        sums.add(result, labels, pack, seconds)
+        sums.end_step(seconds)
         self.progress = replace(
             self.progress,
             step=self.progress.step + 1,
-            pack=self.progress.pack + 1,
+            cursor=taken[-1][1],
             seconds=self.progress.seconds + seconds,
         )
+        return stops > 0
 
-    def _log(self, sums: StepSums) -> None:
+    def _accumulate(self, pack: Pack, states: TargetStates, totals: LabelTotals | None) -> tuple[BlockLoss, Labels]:
+        """Add a pack's gradient; after out of memory, step down what leaves it as it is, and repeat the pack."""
+        limits_at = partial(limits_after, self.config, len(self.ends.head), self.ends.device)
+
+        def attempt() -> tuple[BlockLoss, Labels]:
+            limits = limits_at(self.progress.step_downs)
+            return accumulate_gradient(self.model, self.ends, pack, states, self.config, totals, limits)
+
+        def step_down(reason: str) -> None:
+            step, limits = self.progress.step + 1, limits_at(self.progress.step_downs)
+            further = next_step_down(limits_at, self.progress.step_downs, max(pack.lengths()))
+            if further is None:
+                raise nothing_left(step, limits, reason)
+            self.progress = replace(self.progress, step_downs=further)
+            self.on_progress({"note": f"step {step}: out of memory ({reason}), repeated with {limits_at(further)}"})
+
+        return repeat_until_it_fits(attempt, self.model.parameters(), step_down)
+
+    def _check_finite(self, loss: float) -> None:
+        if math.isfinite(loss):
+            return
+        self.rank_metrics.set("loss_finite", 0)
+        self.rank_metrics.write()
+        raise DflashError(
+            f"step {self.progress.step + 1}: the loss is {loss}; the last checkpoint "
+            f"in {self.config.output} is whole; use a lower learning_rate or dtype float32 elsewhere"
+        )
+
+    def _log(self, own: StepSums) -> None:
+        sums = own.over_drafters(self.world)
         step = self.progress.step
+        self.progress = replace(
+            self.progress,
+            tokens=self.progress.tokens + sums.tokens,
+            draft_rows=self.progress.draft_rows + sums.draft_rows,
+            samples=self.progress.samples + sums.samples,
+        )
         line = {
             "step": step,
             "steps": self.config.steps,
-            "epoch": self.progress.epoch,
+            "epoch": self.progress.cursor.epoch,
             **sums.line(),
             "learning_rate": learning_rate(step - 1, self.config),
             "seconds": self.progress.seconds,
+            "step_downs": self.progress.step_downs,
+            "parts": {part: round(seconds, 3) for part, seconds in self.clock.seconds.items()},
         }
-        append_line(self.metrics, line)
-        self.on_progress(line)
+        if self.world.leads:
+            append_line(self.metrics, line)
+            self.event_files.line(line, "training")
+            self.rank_metrics.progress(self.progress)
+            self.rank_metrics.line(line)
+            self.on_progress(line)
+        self.rank_metrics.set("last_step_timestamp_seconds", time.time())
+        self.rank_metrics.write()
 
     def _measure(self) -> bool:
         """Measure acceptance if it is due; return whether the drafter is the best so far."""
-        step = self.progress.step
-        if self.curve is None or not self.curve.is_due(step):
+        step, chosen = self.progress.step, self.config.acceptance
+        if chosen is None or (step % chosen.every and step != self.config.steps):
             return False
-        self.on_progress(self.curve.measure(step, self.model))
-        return self.curve.best == step
+        best = False
+        if self.curve is not None and self.curve.is_due(step):
+            line = self.curve.measure(step, self.model)
+            self.event_files.line(line, "acceptance")
+            self.rank_metrics.acceptance(line)
+            self.on_progress(line)
+            best = self.curve.best == step
+        with self.clock.part("data_wait"):
+            return self.world.share_among_drafters(best)
 
     def _save(self) -> Path:
         config, best = self.config, self.curve.best if self.curve is not None else None
-        return save_checkpoint(
-            config.output, self.progress, self.model, self.optimizer, self.identity, config.keep, best
+        path = save_checkpoint(
+            config.output, self.progress, self.model, self.optimizer, self.identity, config.keep, best, self.world
         )
+        self.rank_metrics.set("checkpoint_timestamp_seconds", time.time())
+        return path
 
 
 def learning_rate(step: int, config: TrainingConfig) -> float:

@@ -1,13 +1,16 @@
 """Compares what an environment holds with images/versions.toml; a build runs it, with that environment's Python.
 
-    check_versions.py IMAGE VARIANT [VERSIONS.TOML]
+    check_versions.py IMAGE VARIANT [--versions VERSIONS.TOML] [--record FILE]
 
-Prints one line for each difference and exits 1 when there is one. Standard library only.
+Prints one line for each difference and exits 1 when there is one. Otherwise --record writes what start.py compares
+with at each start of a container. Standard library only.
 """
 
 # ruff: noqa: T201  (a command: what it prints is for the one who called it)
 from __future__ import annotations
 
+import argparse
+import json
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -60,22 +63,31 @@ def _torch_cuda() -> str | None:
     return values["cuda"] or "none"
 
 
-def main(arguments: list[str]) -> int:
-    if len(arguments) not in (2, 3):
-        print("usage: check_versions.py IMAGE VARIANT [VERSIONS.TOML]", file=sys.stderr)
-        return 2
-    image, variant = arguments[:2]
-    path = Path(arguments[2]) if len(arguments) == 3 else Path(__file__).with_name("versions.toml")
-    versions: dict[str, dict[str, Expected]] = tomllib.loads(path.read_text())
-    expected = versions.get(image, {}).get(variant)
+def faults(image: str, variant: str, expected: Expected) -> list[str]:
+    """A line for each difference between this environment and what a table of versions.toml says."""
+    return [f"{image}/{variant}: {line}" for line in differences(expected, installed(expected))]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compare this environment with images/versions.toml.")
+    parser.add_argument("image")
+    parser.add_argument("variant")
+    parser.add_argument("--versions", type=Path, default=Path(__file__).with_name("versions.toml"))
+    parser.add_argument("--record", type=Path, help="where to write what was compared with")
+    arguments = parser.parse_args()
+    versions: dict[str, dict[str, Expected]] = tomllib.loads(arguments.versions.read_text())
+    expected = versions.get(arguments.image, {}).get(arguments.variant)
     if expected is None:
-        print(f"{path}: there is no [{image}.{variant}]", file=sys.stderr)
+        print(f"{arguments.versions}: there is no [{arguments.image}.{arguments.variant}]", file=sys.stderr)
         return 2
-    found = list(differences(expected, installed(expected)))
-    for line in found:
-        print(f"{image}/{variant}: {line}", file=sys.stderr)
-    return 1 if found else 0
+    if found := faults(arguments.image, arguments.variant, expected):
+        print("\n".join(found), file=sys.stderr)
+        return 1
+    if arguments.record:
+        contents = {"image": arguments.image, "variant": arguments.variant, "expected": expected}
+        arguments.record.write_text(json.dumps(contents, indent=1))
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

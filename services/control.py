@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 
+from services.chunks import Chunk, choose
 from services.runs import Run, read_json, replace_json
 
 
@@ -50,3 +51,9 @@ def go_on(run: Run, max_tokens: int | None = None, hours: float | None = None) -
 def narrow(run: Run, sources: list[str] | None, limit: int | None) -> None:
     """Submit these sources and about so many prompts of the run; None: all."""
     replace_json(run.control, asdict(replace(read_control(run), sources=sources, limit=limit)))
+
+
+def submitted_chunks(run: Run) -> list[Chunk]:
+    """The chunks of the run that were submitted."""
+    control = read_control(run)
+    return choose(run, control.sources, control.limit)

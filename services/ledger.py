@@ -1,20 +1,15 @@
 """What became of every prompt, counted from a run's files: correct at any moment, whatever Redis knows."""
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
+from services.chunks import Chunk, read_chunks
 from services.errors import UserError
-from services.records import Chunk, read_origin
-from services.runs import Run, publish_json, read_json
-from services.settings import Settings
+from services.runs import Run, read_json
 
 # In a journal's line, what stands before the generated ids, which are its last field.
 JOURNAL_IDS = b',"output_ids":['
@@ -22,13 +17,17 @@ JOURNAL_IDS = b',"output_ids":['
 
 @dataclass
 class GenerateCounts:
-    """Prompts by what became of them; `in_journal` are finished answers of chunks that are not."""
+    """Prompts by what became of them; `in_journal` are finished answers of chunks that are not.
+
+    `attempts` are the requests that were sent for all of these.
+    """
 
     prompts: int = 0
     completed: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
     output_tokens: int = 0
+    attempts: int = 0
     chunks: int = 0
     chunks_done: int = 0
     in_journal: int = 0
@@ -44,60 +43,6 @@ class GenerateCounts:
     def add(self, other: "GenerateCounts") -> None:
         for name in vars(self):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-
-
-def plan_chunks(run: Run, settings: Settings) -> list[Chunk]:
-    """Cut the prepared prompts into chunks, source by source, and publish them: equal prompts give equal chunks.
-
-    Raises:
-        UserError: the prompts are not prepared.
-    """
-    if not run.prepared.is_file():
-        raise UserError(
-            f"run {run.name} has no {run.prepared}; its prompts are not prepared, see `dflash-stack prepare`"
-        )
-    size = settings.generate.chunk_size
-    planned = [
-        Chunk(f"{source.name}-{first // size:05d}", source.name, first, min(size, prompts - first))
-        for source in settings.sources
-        for prompts in [pq.read_metadata(run.prompts(source.name)).num_rows]
-        for first in range(0, prompts, size)
-    ]
-    publish_json(run.chunks, {"chunks": [asdict(chunk) for chunk in planned]})
-    return read_chunks(run)
-
-
-def read_chunks(run: Run) -> list[Chunk]:
-    """The run's chunks, in order; empty before `submit`."""
-    if not run.chunks.is_file():
-        return []
-    return [Chunk(**chunk) for chunk in read_json(run.chunks)["chunks"]]
-
-
-def find_chunk(run: Run, name: str) -> Chunk:
-    """Raises UserError when the run has no such chunk."""
-    for chunk in read_chunks(run):
-        if chunk.chunk == name:
-            return chunk
-    raise UserError(f"run {run.name} has no chunk {name!r} in {run.chunks}; enqueue with `dflash-stack submit`")
-
-
-def summarize(path: Path) -> dict[str, Any]:
-    """Counts, size, checksum and origin of a chunk's published completions, read from the file itself."""
-    table = pq.read_table(path, columns=["status", "reason", "output_ids"])
-    lengths = pc.list_value_length(table["output_ids"]).to_pylist()
-    rows = list(zip(table["status"].to_pylist(), table["reason"].to_pylist(), lengths, strict=True))
-    with path.open("rb") as file:
-        checksum = hashlib.file_digest(file, "sha256").hexdigest()
-    return {
-        "completed": sum(status == "completed" for status, _, _ in rows),
-        "rejected": Counter(reason for status, reason, _ in rows if status == "rejected"),
-        "failed": Counter(reason for status, reason, _ in rows if status == "failed"),
-        "output_tokens": sum(length for status, _, length in rows if status == "completed"),
-        "bytes": path.stat().st_size,
-        "sha256": checksum,
-        "origin": read_origin(path),
-    }
 
 
 class GenerateCounter:
@@ -126,12 +71,15 @@ class GenerateCounter:
             if summary is None:
                 of_source.in_journal += len(journal.prompt_ids)
                 of_source.output_tokens += journal.output_tokens
+                of_source.attempts += journal.attempts
                 continue
             of_source.chunks_done += 1
             of_source.completed += summary["completed"]
             of_source.rejected.update(summary["rejected"])
             of_source.failed.update(summary["failed"])
             of_source.output_tokens += summary["output_tokens"]
+            # A summary that an earlier version published tells none.
+            of_source.attempts += summary.get("attempts", 0)
         return counts
 
     def _summary(self, chunk: str) -> dict[str, Any] | None:
@@ -139,7 +87,10 @@ class GenerateCounter:
             if self._run.summary(chunk).is_file():
                 self._summaries[chunk] = read_json(self._run.summary(chunk))
             elif self._run.completions(chunk).is_file():
-                # Published a moment ago, or by a worker that was killed before it wrote the summary.
+                # Published a moment ago, or by a worker that was killed before it wrote the summary. Only here is Arrow
+                # needed, whose import would take longer than all counting.
+                from services.records import summarize
+
                 return summarize(self._run.completions(chunk))
             else:
                 return None
@@ -153,6 +104,7 @@ class JournalCounter:
     def __init__(self, path: Path) -> None:
         self.prompt_ids: set[str] = set()
         self.output_tokens = 0
+        self.attempts = 0
         self._path = path
         self._read_bytes = 0
 
@@ -182,6 +134,7 @@ class JournalCounter:
         if answer["prompt_id"] in self.prompt_ids:
             return
         self.prompt_ids.add(answer["prompt_id"])
+        self.attempts += answer["attempts"]
         if answer["status"] == "completed":
             self.output_tokens += ids.count(b",") + 1 if len(ids) > len(b"]}") else 0
 

@@ -7,6 +7,7 @@ from typing import Any
 from redis import Redis
 
 STALE_SECONDS = 20
+SERVER_STATES = ("ready", "refused", "left out")
 
 
 def publish_live(connection: Redis, run: str, worker: str, content: dict[str, Any]) -> None:

@@ -21,18 +21,8 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from services.errors import UserError
+from services.queue_names import JOB_MODULES, Stage
 from services.settings import Addresses
-
-Stage = Literal["prepare", "generate", "assemble", "merge", "train"]
-
-# Where the jobs of a queue live. Whoever enqueues one needs none of its imports.
-JOB_MODULES: dict[Stage, str] = {
-    "prepare": "services.prompts.jobs",
-    "generate": "services.producer.jobs",
-    "assemble": "services.tokenizer.jobs",
-    "merge": "services.tokenizer.jobs",
-    "train": "services.trainer.jobs",
-}
 
 JOB_NAME = re.compile(r"^[A-Za-z0-9_-]+$")
 RETRY_INTERVALS = [5, 30, 120]

@@ -1,6 +1,8 @@
 """The records that the stages hand on, with their Arrow schemas."""
 
+import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
@@ -8,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 TOKEN_IDS = pa.list_(pa.int32())
@@ -97,16 +100,6 @@ class Completion:
     detail: str | None = None
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """A row range of one source's prompts: the unit of generating and of publishing."""
-
-    chunk: str
-    source: str
-    first: int
-    count: int
-
-
 def write_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
     """Write prompts as they come, a row group at a time."""
     coming = iter(prompts)
@@ -153,6 +146,25 @@ def read_origin(path: Path) -> dict[str, Any] | None:
     metadata = pq.read_schema(path).metadata or {}
     origin: dict[str, Any] | None = json.loads(metadata.get(ORIGIN.encode(), b"null"))
     return origin
+
+
+def summarize(path: Path) -> dict[str, Any]:
+    """Counts, size, checksum and origin of a chunk's published completions, read from the file itself."""
+    table = pq.read_table(path, columns=["status", "reason", "output_ids", "attempts"])
+    lengths = pc.list_value_length(table["output_ids"]).to_pylist()
+    rows = list(zip(table["status"].to_pylist(), table["reason"].to_pylist(), lengths, strict=True))
+    with path.open("rb") as file:
+        checksum = hashlib.file_digest(file, "sha256").hexdigest()
+    return {
+        "completed": sum(status == "completed" for status, _, _ in rows),
+        "rejected": Counter(reason for status, reason, _ in rows if status == "rejected"),
+        "failed": Counter(reason for status, reason, _ in rows if status == "failed"),
+        "output_tokens": sum(length for status, _, length in rows if status == "completed"),
+        "attempts": sum(table["attempts"].to_pylist()),
+        "bytes": path.stat().st_size,
+        "sha256": checksum,
+        "origin": read_origin(path),
+    }
 
 
 def _write(path: Path, rows: list[dict[str, Any]], schema: pa.Schema, metadata: dict[str, str] | None = None) -> None:

@@ -16,8 +16,9 @@
       samples/CHUNK.arrow             samples of a chunk              (records.SAMPLE_SCHEMA)
       samples/CHUNK.provenance.arrow  where each of them came from (records.PROVENANCE_SCHEMA)
       samples/CHUNK.json              what became of the chunk's completions
+      agreement.json                  how many samples from ids equal those from text, once it was compared
       dataset/                        the merged Hugging Face dataset, with merge.json
-      train/                          checkpoints and metrics
+      train/                          checkpoints and metrics; metrics/rank-N.prom for Prometheus
       evaluation/NAME.json            acceptance of one checkpoint
       export/                         the drafter, as SGLang loads it
 
@@ -107,6 +108,10 @@ class Run:
         return self.root / "samples" / f"{chunk}.json"
 
     @property
+    def agreement(self) -> Path:
+        return self.root / "agreement.json"
+
+    @property
     def dataset(self) -> Path:
         return self.root / "dataset"
 
@@ -121,6 +126,10 @@ class Run:
     @property
     def training_metrics(self) -> Path:
         return self.training / "metrics.jsonl"
+
+    @property
+    def rank_metrics(self) -> Path:
+        return self.training / "metrics"
 
     def checkpoint(self, step: int) -> Path:
         return self.training / "checkpoints" / f"step-{step:08d}"

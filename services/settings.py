@@ -19,7 +19,8 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 class Section(BaseModel):
     """A part of the configuration file: immutable, and strict about names."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Built when a file is checked: most commands check none.
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class TargetSettings(Section):
@@ -362,6 +363,12 @@ class Addresses(BaseSettings):
     runs: Path = Field(default=Path("var/runs"), description="folder of all runs")
     heartbeat: Path = Field(default=Path("/tmp/dflash-heartbeat"), description="file that a live worker touches")
 
+    metrics_port: int | None = Field(default=None, description="port on which a worker serves /metrics; None: on none")
+    version: str = Field(default="dev", description="version of this project's images, as metrics tell it")
+    versions: Path = Field(default=Path("images/versions.toml"), description="what each image must contain")
+    releases: Path = Field(
+        default=Path("operations/releases.jsonl"), description="the operator's record of images put in place"
+    )
     grace: float = Field(default=90, ge=0, description="seconds that a stopped producer awaits answers in flight")
 
     def server_list(self) -> list[str]:

@@ -23,7 +23,7 @@ from rq.timeouts import TimerDeathPenalty
 from rq.worker import WorkerStatus
 
 from services.live import publish_live
-from services.queues import Stage
+from services.queue_names import Stage
 from services.workers import QueueWorker
 
 # A killed worker's jobs are found again this many seconds after its last beat.

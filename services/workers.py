@@ -24,7 +24,10 @@ from rq.serializers import JSONSerializer
 from rq.worker import BaseWorker
 
 from services.errors import UserError
-from services.queues import JOB_MODULES, Stage, connect, queue
+from services.heartbeats import heartbeat_file
+from services.metrics.worker import serve_worker_metrics
+from services.queue_names import JOB_MODULES, Stage
+from services.queues import connect, queue
 from services.settings import Addresses
 
 # A killed worker's job is found again after worker_ttl + maintenance_interval, and RQ's own minute.
@@ -32,7 +35,6 @@ WORKER_TTL = 25
 MAINTENANCE_INTERVAL = 10
 MONITORING_INTERVAL = 10
 MAINTENANCE_LOCK_TTL = 60
-STALE_AFTER = 60
 
 OLDER_LAYOUT = "is of another version's layout; `dflash-stack reconcile RUN` enqueues what is missing in this one's"
 
@@ -119,9 +121,11 @@ def do_not_retry_user_errors(
 def run_worker(stage: Stage, addresses: Addresses) -> None:
     """Take jobs of one queue until SIGTERM or SIGINT; a job that runs then is finished or handed back.
 
-    A room whose jobs want another worker than the forking one has a `make_STAGE_worker` beside them.
+    A room whose jobs want another worker than the forking one has a `make_STAGE_worker` beside them, and one that
+    counts something of its own a `register_STAGE_metrics`.
     """
     module = importlib.import_module(JOB_MODULES[stage])
+    serve_worker_metrics(stage, addresses, getattr(module, f"register_{stage}_metrics", None))
     make_worker = getattr(module, f"make_{stage}_worker", None) or partial(HeartbeatWorker, stage)
     worker = make_worker(connect(addresses), heartbeat_file(stage, addresses))
     worker.work(with_scheduler=True, logging_level="INFO")
@@ -132,7 +136,10 @@ def run_workers(stages: Sequence[Stage], command: Sequence[str]) -> int:
 
     Returns the exit status of the first that ended.
     """
-    workers = [subprocess.Popen([*command, stage]) for stage in stages]
+    serve_worker_metrics(stages[0], Addresses())
+    # One port a container, which is taken now.
+    environment = {name: value for name, value in os.environ.items() if name != "DFLASH_METRICS_PORT"}
+    workers = [subprocess.Popen([*command, stage], env=environment) for stage in stages]
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
         for worker in workers:
@@ -153,19 +160,3 @@ def run_workers(stages: Sequence[Stage], command: Sequence[str]) -> int:
 def worker_command() -> list[str]:
     """The command that runs one worker, to be followed by its queue's name."""
     return [sys.executable, "-m", "services.stack", "worker"]
-
-
-def heartbeat_file(stage: Stage, addresses: Addresses) -> Path:
-    return addresses.heartbeat.with_name(f"{addresses.heartbeat.name}-{stage}")
-
-
-def check_heartbeats(stages: Sequence[Stage], addresses: Addresses) -> None:
-    """Raises UserError when a worker of one of the queues has shown no sign of life for a minute."""
-    for stage in stages:
-        path = heartbeat_file(stage, addresses)
-        try:
-            age = time.time() - path.stat().st_mtime
-        except FileNotFoundError:
-            raise UserError(f"worker of queue {stage}: no heartbeat at {path}; it has not started here") from None
-        if age > STALE_AFTER:
-            raise UserError(f"worker of queue {stage}: last heartbeat {age:.0f} s ago; it hangs, restart it")

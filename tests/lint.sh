@@ -14,10 +14,14 @@ check_types() { # ENVIRONMENT PACKAGE...
 }
 check_types trainer dflash services/trainer
 check_types tokenizer services/chat.py services/prompts services/tokenizer
-check_types producer services/producer services/metrics.py
+check_types producer services/producer services/metrics
 # services/chat.py needs a tokenizer and is checked above.
 mapfile -t shared < <(git ls-files ':(glob)services/*.py' ':!services/chat.py')
-check_types stack "${shared[@]}" services/stack images/*.py images/sglang/cpu/serve.py
+check_types stack "${shared[@]}" services/metrics services/stack monitoring images/*.py images/sglang/toolkit.py \
+  images/sglang/doctor images/sglang/cpu/serve.py
+
+# A lock moves torch or CUDA only together with versions.toml.
+python3 images/check_locks.py
 
 PYTHONPATH=. $tools/lint-imports
 git ls-files '*.sh' | xargs -r $tools/shellcheck

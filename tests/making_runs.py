@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.ledger import find_chunk
-from services.records import Chunk, Prompt, write_prompts
+from services.chunks import Chunk, find_chunk
+from services.records import Prompt, write_prompts
 from services.runs import Run, create_run, publish_json
 from services.settings import Settings
 

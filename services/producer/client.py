@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import structlog
 
+from services.producer import metrics
 from services.producer.outcome import Answer, is_aborted
 from services.producer.probes import describe, shorten
 from services.producer.servers import Server, Servers
@@ -71,6 +72,7 @@ async def ask(
     while True:
         attempts += 1
         outcome = await _try_once(servers, body, settings, priority, suspect=lost > 0)
+        _count(outcome, len(input_ids))
         if isinstance(outcome, AskError) and outcome.lost:
             lost += 1
             note_lost(outcome.server)
@@ -94,7 +96,8 @@ async def _try_once(
             request = asyncio.ensure_future(_post(servers.http, server.url, body, settings.request_timeout))
             server.requests.add(request)
             try:
-                status, text = await request
+                with metrics.REQUEST_SECONDS.time():
+                    status, text = await request
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
                 # The prompt was never sent, so this try does not count against it.
                 servers.leave_out(server, describe(error))
@@ -115,6 +118,15 @@ async def _try_once(
             if status in UNAVAILABLE_STATUS:
                 servers.leave_out(server, f"HTTP {status}")
             return _read_answer(status, text, server)
+
+
+def _count(outcome: Answer | AskError, prompt_tokens: int) -> None:
+    if isinstance(outcome, AskError):
+        metrics.REQUESTS.labels(outcome.reason).inc()
+        return
+    metrics.REQUESTS.labels("aborted" if is_aborted(outcome) else "answered").inc()
+    metrics.PROMPT_TOKENS.inc(prompt_tokens)
+    metrics.OUTPUT_TOKENS.inc(len(outcome.output_ids))
 
 
 async def _post(http: aiohttp.ClientSession, url: str, body: bytes, timeout: float) -> tuple[int, bytes]:

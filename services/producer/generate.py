@@ -11,14 +11,16 @@ from typing import TypeVar
 import structlog
 from structlog.contextvars import bound_contextvars
 
+from services.chunks import Chunk
 from services.errors import UserError
-from services.ledger import check_balance, summarize
+from services.ledger import check_balance
 from services.producer.client import AskError, ask
 from services.producer.journal import Journal, hold, journaled
+from services.producer.metrics import CHUNK_SECONDS
 from services.producer.outcome import ASKED_AGAIN, Answer, Question, judge
 from services.producer.servers import StoppedError
 from services.producer.session import Session
-from services.records import Chunk, Completion, Prompt, read_prompts, write_completions
+from services.records import Completion, Prompt, read_prompts, summarize, write_completions
 from services.runs import Run, publish, publish_json
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
@@ -52,7 +54,8 @@ async def generate_chunk(session: Session, chunk: Chunk, begun: Callable[[], Non
                 with ExitStack() as stack:
                     journal = await _hold(session, chunk, stack)
                     if journal is not None:
-                        await _fill_and_publish(session, chunk, journal, begun)
+                        with CHUNK_SECONDS.time():
+                            await _fill_and_publish(session, chunk, journal, begun)
                         break
                 begun()
                 if session.stopped:

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+from services.chunks import Chunk
 from services.producer.generate import generate_chunk
 from services.producer.servers import StoppedError
 from services.producer.session import Session, open_session
-from services.records import Chunk
 from services.runs import Run
 from services.settings import Settings
 from services.threaded_worker import HandedBackError

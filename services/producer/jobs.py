@@ -5,12 +5,14 @@ from functools import cache
 from pathlib import Path
 
 import structlog
+from prometheus_client import CollectorRegistry
 from redis import Redis
 from redis.exceptions import RedisError
 
+from services.chunks import find_chunk
 from services.errors import UserError
-from services.ledger import find_chunk
 from services.producer.host import GenerateHost
+from services.producer.metrics import register
 from services.queues import connect, enqueue
 from services.runs import open_run, read_settings
 from services.settings import Addresses
@@ -41,6 +43,11 @@ def generate(run_name: str, chunk_name: str) -> None:
 def make_generate_worker(connection: Redis, heartbeat_file: Path) -> ThreadedWorker:
     """A worker that takes as many chunks at once as it needs to keep its requests in flight."""
     return ThreadedWorker("generate", connection, heartbeat_file, process_host())
+
+
+def register_generate_metrics(registry: CollectorRegistry) -> None:
+    """Have a worker's /metrics tell what it generates."""
+    register(registry, process_host().live)
 
 
 def _hand_on(addresses: Addresses, run: str, chunk: str, job_timeout: int) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import structlog
 
+from services.chunks import read_chunks
 from services.control import pause, read_control
-from services.ledger import GenerateCounter, read_chunks, total
+from services.ledger import GenerateCounter, total
 from services.producer.client import sampling
 from services.producer.outcome import END_THINK, THINK
 from services.producer.servers import Pace, Servers
@@ -60,6 +61,7 @@ class Session:
         """What goes on here at this moment."""
         return {
             "chunks": len(self.open_chunks),
+            "slots": self.settings.generate.concurrency,
             "servers": {
                 server.url: {
                     "state": "ready" if server.healthy else "refused" if server.refused else "left out",

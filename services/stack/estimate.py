@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from services.chunks import Chunk
 from services.ledger import count_generated, total
-from services.records import Chunk
 from services.runs import Run
 from services.settings import Settings
 

@@ -1,18 +1,19 @@
 """What a run's files lack is put into the queues again, whatever Redis has lost or still believes."""
 
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow.parquet as pq
 from redis import Redis
 
-from services.control import read_control
+from services.chunks import Chunk, plan_chunks
+from services.control import read_control, submitted_chunks
 from services.errors import UserError
-from services.ledger import check_balance, plan_chunks, read_chunks, summarize
-from services.queues import Stage, enqueue_missing
-from services.records import Chunk
+from services.ledger import check_balance
+from services.queue_names import Stage
+from services.queues import enqueue_missing
+from services.records import summarize
 from services.runs import Run, read_json
 from services.settings import Settings
 
@@ -32,32 +33,6 @@ class Reconciled:
     enqueued: dict[Stage, int]
     removed: int
     damaged: list[str] = field(default_factory=list)
-
-
-def submitted_chunks(run: Run) -> list[Chunk]:
-    """The chunks of the run that were submitted."""
-    control = read_control(run)
-    return choose(run, control.sources, control.limit)
-
-
-def choose(run: Run, sources: list[str] | None, limit: int | None) -> list[Chunk]:
-    """Whole chunks of these sources in turn, up to `limit` prompts, and at least one; None: all."""
-    chunks = [chunk for chunk in read_chunks(run) if sources is None or chunk.source in sources]
-    if limit is None:
-        return chunks
-    places: Counter[str] = Counter()
-    turns = {}
-    for chunk in chunks:
-        turns[chunk.chunk] = places[chunk.source]
-        places[chunk.source] += 1
-    chosen: list[Chunk] = []
-    prompts = 0
-    for chunk in sorted(chunks, key=lambda chunk: turns[chunk.chunk]):
-        if chosen and prompts + chunk.count > limit:
-            break
-        chosen.append(chunk)
-        prompts += chunk.count
-    return chosen
 
 
 def check_not_paused(run: Run) -> None:

@@ -8,12 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from services.chunks import read_chunks
+from services.control import submitted_chunks
 from services.errors import UserError
-from services.ledger import GenerateCounter, count_assembled, read_chunks, total
-from services.queues import Stage, enqueue, job_id, job_state
+from services.ledger import GenerateCounter, count_assembled, total
+from services.queue_names import Stage
+from services.queues import enqueue, job_id, job_state
 from services.runs import Run, read_json
 from services.settings import Settings
-from services.stack.reconcile import check_not_paused, reconcile, submitted_chunks
+from services.stack.reconcile import check_not_paused, reconcile
 from services.stack.wait import Operator, Standing, Standings, Work, carry_out, wait_for
 
 Evaluated = Literal["before", "after"]

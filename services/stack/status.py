@@ -9,12 +9,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rq import Worker
 
-from services.control import read_control
+from services.control import read_control, submitted_chunks
 from services.ledger import GenerateCounter, GenerateCounts, count_assembled, total
 from services.live import read_live
 from services.queues import job_id, job_states, queue
 from services.runs import Run
-from services.stack.reconcile import submitted_chunks
 
 
 class StatusView:

@@ -22,7 +22,8 @@ from rich.progress import (
 from rq import Worker
 
 from services.errors import UserError
-from services.queues import Stage, enqueue_missing, job_error, job_id, job_states, queue
+from services.queue_names import Stage
+from services.queues import enqueue_missing, job_error, job_id, job_states, queue
 
 POLL_SECONDS = 0.5
 LINE_SECONDS = 15.0

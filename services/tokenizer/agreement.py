@@ -16,10 +16,11 @@ import typer
 from transformers import PreTrainedTokenizerBase
 
 from services import chat
+from services.chunks import read_chunks
 from services.errors import UserError
-from services.ledger import check_balance, read_chunks
+from services.ledger import check_balance
 from services.records import Completion, Prompt, read_completions, read_prompts
-from services.runs import Run, check_same_tokenizer, open_run, read_json, read_settings
+from services.runs import Run, check_same_tokenizer, open_run, read_json, read_settings, replace_json
 from services.settings import Addresses
 from services.tokenizer.replies import RejectedError, ReplyFinder
 
@@ -122,6 +123,7 @@ def main(
     try:
         run = open_run(runs or Addresses().runs, run_name)
         found = compare_run(run, chat.load_tokenizer(read_settings(run).target.path))
+        replace_json(run.agreement, found)
     except UserError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None

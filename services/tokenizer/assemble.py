@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
+from services.chunks import find_chunk
 from services.errors import UserError
-from services.ledger import check_balance, find_chunk
+from services.ledger import check_balance
 from services.records import PROVENANCE_SCHEMA, SAMPLE_SCHEMA, read_prompt_rows
 from services.runs import Run, check_same_tokenizer, publish, publish_json, read_json
 from services.settings import AssembleSettings, Settings

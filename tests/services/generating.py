@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+from services.chunks import Chunk
 from services.producer.generate import generate_chunk
 from services.producer.journal import hold
 from services.producer.servers import Pace
 from services.producer.session import open_session
-from services.records import Chunk, Completion
+from services.records import Completion
 from services.runs import Run
 from services.settings import Settings
 

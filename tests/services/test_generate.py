@@ -13,12 +13,13 @@ from collections.abc import Callable
 
 import pytest
 
+from services.chunks import Chunk
 from services.errors import UserError
 from services.ledger import count_generated
 from services.producer.generate import NoSpaceError
 from services.producer.journal import journaled
 from services.producer.servers import Pace, ServersUnavailableError
-from services.records import Chunk, Completion, read_completions
+from services.records import Completion, read_completions
 from services.runs import Run, read_json
 from services.settings import Settings
 from tests.services.fake_sglang import END, FakeSglang, Fault

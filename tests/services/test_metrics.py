@@ -1,18 +1,23 @@
 """What Prometheus sees of runs and queues."""
 
 import asyncio
+import shutil
 import socket
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
+from services.chunks import Chunk
 from services.errors import UserError
-from services.metrics import StackCollector, serve_metrics
-from services.queues import enqueue
-from services.records import Chunk, Completion
+from services.metrics.collector import StackCollector
+from services.metrics.exporter import serve_metrics
+from services.queues import enqueue, queue
+from services.records import Completion
 from services.runs import Run, publish_json
 from services.settings import Addresses, Settings
 from tests.services.fake_sglang import FakeSglang, Fault
@@ -43,7 +48,10 @@ def finished_run(redis: Redis, make_run: MakeRun) -> Run:
 
 
 def test_every_prompt_of_a_run_is_counted_once(finished_run: Run) -> None:
-    publish_json(finished_run.assembled("s-0"), {"samples": 5, "tokens": 25, "supervised_tokens": 15, "dropped": {}})
+    publish_json(
+        finished_run.assembled("s-0"),
+        {"source": "s", "samples": 5, "tokens": 25, "supervised_tokens": 15, "truncated": 1, "dropped": {}},
+    )
     scrape = _scrape()
 
     def completions(status: str) -> float | None:
@@ -55,8 +63,11 @@ def test_every_prompt_of_a_run_is_counted_once(finished_run: Run) -> None:
     assert scrape.get_sample_value("dflash_failures_total", {**SOURCE, "reason": "http 400"}) == 1
     assert scrape.get_sample_value("dflash_output_tokens_total", SOURCE) == 5 * 3
     assert scrape.get_sample_value("dflash_chunks", {**SOURCE, "state": "done"}) == 1
-    assert scrape.get_sample_value("dflash_samples_total", {"run": "r"}) == 5
-    assert scrape.get_sample_value("dflash_sample_tokens_total", {"run": "r"}) == 25
+    # The two empty answers were asked for once more each.
+    assert scrape.get_sample_value("dflash_attempts_total", SOURCE) == len(PROMPTS) + 2
+    assert scrape.get_sample_value("dflash_samples_total", SOURCE) == 5
+    assert scrape.get_sample_value("dflash_sample_tokens_total", SOURCE) == 25
+    assert scrape.get_sample_value("dflash_sample_supervised_tokens_total", SOURCE) == 15
 
 
 def test_answers_of_an_unfinished_chunk_show_at_once(redis: Redis, make_run: MakeRun) -> None:
@@ -69,6 +80,7 @@ def test_answers_of_an_unfinished_chunk_show_at_once(redis: Redis, make_run: Mak
     scrape = _scrape()
     assert scrape.get_sample_value("dflash_journaled_prompts", SOURCE) == 2
     assert scrape.get_sample_value("dflash_output_tokens_total", SOURCE) == 3
+    assert scrape.get_sample_value("dflash_attempts_total", SOURCE) == 2
     assert scrape.get_sample_value("dflash_chunks", {**SOURCE, "state": "open"}) == 1
 
 
@@ -80,6 +92,41 @@ def test_queues_are_counted(redis: Redis) -> None:
     assert scrape.get_sample_value("dflash_queue_jobs", {"queue": "generate", "state": "waiting"}) == 2
     assert scrape.get_sample_value("dflash_queue_jobs", {"queue": "train", "state": "waiting"}) == 0
     assert scrape.get_sample_value("dflash_workers", {"queue": "generate"}) == 0
+
+
+def test_the_age_of_work_and_lost_workers_show(redis: Redis) -> None:
+    enqueue("generate", redis, "generate", "r", "s-0", job_timeout=60)
+    enqueue("generate", redis, "generate", "r", "s-1", job_timeout=60)
+    of_stage = queue("generate", redis)
+    (waiting, _), running = of_stage.get_jobs(), of_stage.get_jobs()[1]
+    waiting.enqueued_at = datetime.now(UTC) - timedelta(seconds=100)
+    running.started_at = datetime.now(UTC) - timedelta(seconds=30)
+    for job in (waiting, running):
+        job.save()
+    of_stage.remove(running)
+    # In RQ's registry, the score is until when its worker's last sign of life counts.
+    redis.zadd(of_stage.started_job_registry.key, {f"{running.id}:execution": time.time() + 60, "gone:execution": 1})
+    scrape = _scrape()
+
+    def of_queue(name: str, **labels: str) -> float | None:
+        return scrape.get_sample_value(name, {"queue": "generate", **labels})
+
+    assert of_queue("dflash_queue_oldest_waiting_seconds") == pytest.approx(100, abs=10)
+    assert of_queue("dflash_queue_oldest_running_seconds") == pytest.approx(30, abs=10)
+    assert of_queue("dflash_queue_running_timeout_ratio") == pytest.approx(0.5, abs=0.17)
+    assert of_queue("dflash_queue_jobs", state="running") == 1
+    assert of_queue("dflash_queue_jobs", state="abandoned") == 1
+
+
+def test_a_run_under_the_name_of_a_removed_one_is_counted_anew(finished_run: Run, redis: Redis) -> None:
+    registry = _scrape()
+    done = {**SOURCE, "state": "done"}
+    assert registry.get_sample_value("dflash_chunks", done) == 1
+    shutil.rmtree(finished_run.root)
+    publish_json(finished_run.record, {})
+    publish_json(finished_run.chunks, {"chunks": [{"chunk": "s-0", "source": "s", "first": 0, "count": 3}]})
+    assert registry.get_sample_value("dflash_prompts", SOURCE) == 3
+    assert registry.get_sample_value("dflash_chunks", done) == 0
 
 
 def test_one_broken_run_does_not_hide_the_others(finished_run: Run) -> None:

@@ -10,13 +10,14 @@ from redis import Redis
 from rich.console import Console
 from typer.testing import CliRunner
 
+from services.chunks import choose
 from services.control import narrow, pause
 from services.errors import UserError
 from services.live import publish_live
 from services.queues import enqueue_missing, job_states, queue
 from services.stack.cli import app
 from services.stack.estimate import estimate
-from services.stack.reconcile import choose, reconcile
+from services.stack.reconcile import reconcile
 from services.stack.status import StatusView
 from tests.making_runs import MakeRun
 from tests.services.fake_sglang import FakeSglang

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from services.chunks import Chunk
 from services.producer import probes
 from services.producer.generate import generate_chunk
 from services.producer.session import open_session
-from services.records import Chunk, read_completions
+from services.records import read_completions
 from services.runs import Run
 from services.settings import Settings
 from tests.services.fake_sglang import FakeSglang, Fault, Load

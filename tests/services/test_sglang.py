@@ -7,13 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from services.chunks import Chunk
 from services.errors import UserError
 from services.ledger import count_generated
 from services.producer import session
-from services.records import Chunk, read_completions
+from services.records import read_completions
 from services.runs import Run
 from services.settings import Settings
+from tests.monitoring.expressions import used_metrics
 from tests.services.conftest import serving_sglang
 from tests.services.fake_sglang import FakeSglang, Fault
 from tests.services.generating import generate_once
@@ -73,6 +76,19 @@ def test_what_the_server_refuses_is_a_failure_with_its_words(
     (completion,) = read_completions(run.completions("s-0"))
     assert (completion.status, completion.reason, completion.attempts) == ("failed", "http 400", 1)
     assert "9000 tokens" in str(completion.detail)
+
+
+def test_it_exposes_every_metric_that_dashboards_and_alerts_use_of_it(
+    sglang_url: str, target_path: Path, make_run: MakeRun
+) -> None:
+    run, chunk, settings = make_run(PROMPTS, target_path, max_new_tokens=4, temperature=0)
+    asyncio.run(generate_once(run, chunk, settings, [sglang_url]))
+    with urllib.request.urlopen(f"{sglang_url}/metrics", timeout=30) as response:
+        families = text_string_to_metric_families(response.read().decode())
+        exposed = {sample.name for family in families for sample in family.samples}
+    used = {name for name in used_metrics() if name.startswith("sglang:")}
+    assert used
+    assert used - exposed == set()
 
 
 def test_a_server_of_another_model_is_refused(sglang_url: str, target_path: Path, make_run: MakeRun) -> None:

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 from redis import Redis
 
+from services.chunks import Chunk
 from services.environments import interpreter
 from services.queues import enqueue, job_id, job_state
-from services.records import SAMPLE_SCHEMA, Chunk, Prompt, write_prompts
+from services.records import SAMPLE_SCHEMA, Prompt, write_prompts
 from services.runs import Run, create_run, publish_json, read_json
 from services.settings import Settings
 

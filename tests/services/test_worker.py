@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
+from services.chunks import Chunk
 from services.queues import enqueue, job_id, job_state, queue
-from services.records import Chunk, read_completions
+from services.records import read_completions
 from services.runs import Run
 from services.settings import Settings
 from services.workers import HeartbeatWorker

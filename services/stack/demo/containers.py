@@ -46,6 +46,7 @@ def write_stack_files(settings: Settings, folder: Path, env_file: Path) -> None:
         return
     variables = {
         "REDIS_PASSWORD": secrets.token_hex(24),
+        "GRAFANA_PASSWORD": secrets.token_hex(12),
         "MODEL_DIR": settings.target.path.resolve(),
         "SERVED_NAME": settings.target.served_name,
         "DATA_DIR": (folder / "data").resolve(),

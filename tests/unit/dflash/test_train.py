@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,14 +13,23 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from dflash.batch import PackContent, count_totals, read_pack
 from dflash.config import TrainingConfig, load_config
+from dflash.data import open_dataset
 from dflash.decode import greedy_decode, speculative_decode
 from dflash.errors import DflashError
 from dflash.export import load_draft
+from dflash.features import FeatureSource
+from dflash.initialize import initialize
+from dflash.objective import LabelTotals
+from dflash.pack import build_pack
+from dflash.packing import Cursor, DataOrder, PackLimits
+from dflash.step import accumulate_gradient
 from dflash.target import load_target
 from dflash.train import learning_rate, train
 from tests.unit.dflash.conftest import random_rows, training_config, write_dataset
@@ -34,7 +45,7 @@ def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool
 
 def without_times(metrics: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines]
+    return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second", "parts")} for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -131,10 +142,75 @@ def test_another_configuration_is_refused_with_the_difference(
     assert sorted(uninterrupted.rglob("*")) == before
 
 
-def test_another_dataset_is_refused(llama_folder: Path, uninterrupted: Path, tmp_path: Path) -> None:
+def test_another_target_or_template_is_refused(
+    llama_folder: Path, dataset: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(llama_folder, tmp_path / "target")
+    (tmp_path / "target" / "chat_template.jinja").write_text("{{ messages }}")
+    with pytest.raises(DflashError, match=r"target\.template was None and is [0-9a-f]{64}"):
+        train(training_config(tmp_path / "target", dataset, uninterrupted))
+
+
+def test_what_may_change_goes_on_and_is_told(
+    llama_folder: Path, dataset: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(uninterrupted, tmp_path / "run")
+    notes: list[str] = []
+    config = training_config(llama_folder, dataset, tmp_path / "run", steps=14, token_budget=80, max_batch_size=3)
+    result = train(config, on_progress=lambda line: notes.append(line.get("note", "")))
+    assert (result.steps, result.interrupted) == (14, False)
+    assert [note for note in notes if note] == [
+        "resuming at step 12: config.max_batch_size was 4 and is 3",
+        "resuming at step 12: config.steps was 12 and is 14",
+        "resuming at step 12: config.token_budget was 64 and is 80",
+    ]
+
+
+def test_another_dataset_begins_a_new_epoch(
+    llama_folder: Path, dataset: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(uninterrupted, tmp_path / "run")
     other = write_dataset(tmp_path / "other", random_rows(8, seed=5))
-    with pytest.raises(DflashError, match=r"dataset\.samples was 9 and is 8"):
-        train(training_config(llama_folder, other, uninterrupted))
+    notes: list[str] = []
+    train(
+        training_config(llama_folder, other, tmp_path / "run", steps=13),
+        on_progress=lambda line: notes.append(line.get("note", "")),
+    )
+    assert "resuming at step 12: dataset.samples was 9 and is 8" in notes
+    state = json.loads((tmp_path / "run/checkpoints/step-00000012/state.json").read_text())
+    after = json.loads((tmp_path / "run/checkpoints/step-00000013/state.json").read_text())
+    epoch = state["progress"]["cursor"]["epoch"]
+    assert after["progress"]["cursor"] == {"epoch": epoch + 1, "pack": 1, "earlier": []}
+
+
+def test_a_checkpoint_holds_no_pickle(uninterrupted: Path) -> None:
+    files = {path.name for path in (uninterrupted / "checkpoints" / "step-00000012").rglob("*") if path.is_file()}
+    assert files == {"state.json", "config.json", "model.safetensors", "drafter-0.safetensors"}
+
+
+def test_packs_of_one_step_learn_as_one_pack_of_all(llama_folder: Path, dataset: Path, tmp_path: Path) -> None:
+    """Two packs of a step give the gradient of their labels together, not the mean of two means."""
+    config = training_config(llama_folder, dataset, tmp_path / "run", packs_per_step=2)
+    target = load_target(llama_folder, torch.float32)
+    model = initialize(config.draft, target, 0)
+    order = DataOrder(lambda _epoch: np.arange(9), open_dataset(dataset).lengths, PackLimits(64, 4), 0)
+    taken = [pack for pack, _ in itertools.islice(order.packs_from(Cursor()), 2)]
+    contents = [read_pack(open_dataset(dataset), pack, config) for pack in taken]
+    source = FeatureSource(target, model.architecture.target_layer_ids, 0)
+
+    def gradient(parts: list[PackContent], totals: LabelTotals | None) -> torch.Tensor:
+        model.zero_grad()
+        for part in parts:
+            pack = build_pack(part.samples, part.anchors, target.device)
+            states = source.states(part.rows, part.samples)
+            accumulate_gradient(model, target, pack, states, config, totals)
+        assert model.fc.weight.grad is not None
+        return model.fc.weight.grad.clone()
+
+    together = PackContent(*(left + right for left, right in zip(*contents, strict=True)))
+    torch.testing.assert_close(
+        gradient(contents, count_totals(contents, config)), gradient([together], None), rtol=1e-4, atol=1e-6
+    )
 
 
 def test_the_feature_cache_changes_nothing(

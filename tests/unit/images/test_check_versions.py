@@ -1,13 +1,31 @@
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-CHECK = Path(__file__).resolve().parents[3] / "images/check_versions.py"
+IMAGES = Path(__file__).resolve().parents[3] / "images"
 
 
-def check(versions: Path, variant: str = "cpu") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(CHECK), "stack", variant, str(versions)]
+def check(versions: Path, variant: str = "cpu", *further: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        str(IMAGES / "check_versions.py"),
+        "stack",
+        variant,
+        "--versions",
+        str(versions),
+        *further,
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def start(contents: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Runs `start.py` as it lies in an image: beside what it compares with and what it needs."""
+    for name in ("start.py", "check_versions.py"):
+        shutil.copy(IMAGES / name, contents.parent)
+    program = [sys.executable, str(contents.parent / "start.py"), *command]
+    return subprocess.run(program, capture_output=True, text=True, check=False)
 
 
 def test_environment_as_it_must_be_passes(tmp_path: Path) -> None:
@@ -41,3 +59,34 @@ def test_unknown_variant_is_refused(tmp_path: Path) -> None:
     result = check(versions, "cu999")
     assert result.returncode == 2
     assert "there is no [stack.cu999]" in result.stderr
+
+
+def test_container_starts_in_the_environment_that_was_built(tmp_path: Path) -> None:
+    versions, contents = tmp_path / "versions.toml", tmp_path / "contents.json"
+    versions.write_text('[stack.cpu]\npython = "3.11"\nrq = "3.0.0"\nabsent = ["torch"]\n')
+    check(versions, "cpu", "--record", str(contents))
+    result = start(contents, sys.executable, "-c", "import os; print('served by', os.getpid())")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("served by")
+
+
+def test_container_refuses_to_start_when_a_version_was_moved(tmp_path: Path) -> None:
+    versions, contents = tmp_path / "versions.toml", tmp_path / "contents.json"
+    versions.write_text('[stack.cpu]\nrq = "3.0.0"\nabsent = ["torch"]\n')
+    check(versions, "cpu", "--record", str(contents))
+    recorded = json.loads(contents.read_text())
+    recorded["expected"]["rq"] = "2.9.9"
+    contents.write_text(json.dumps(recorded))
+    result = start(contents, sys.executable, "-c", "print('served')")
+    assert (result.returncode, result.stdout) == (1, "")
+    first, second = result.stderr.splitlines()
+    assert first == "stack/cpu: rq: must be 2.9.9, is 3.0.0"
+    assert "not started" in second
+    assert "Build it again" in second
+
+
+def test_nothing_is_recorded_of_an_environment_that_differs(tmp_path: Path) -> None:
+    versions, contents = tmp_path / "versions.toml", tmp_path / "contents.json"
+    versions.write_text('[stack.cpu]\nrq = "2.9.9"\n')
+    assert check(versions, "cpu", "--record", str(contents)).returncode == 1
+    assert not contents.exists()

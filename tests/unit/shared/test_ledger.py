@@ -8,18 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from services.chunks import Chunk, find_chunk, plan_chunks, read_chunks
 from services.errors import UserError
-from services.ledger import (
-    GenerateCounter,
-    check_balance,
-    count_generated,
-    find_chunk,
-    plan_chunks,
-    read_chunks,
-    summarize,
-    total,
-)
-from services.records import Chunk, Completion, Prompt, write_completions, write_prompts
+from services.ledger import GenerateCounter, check_balance, count_generated, total
+from services.records import Completion, Prompt, summarize, write_completions, write_prompts
 from services.runs import Run, create_run, publish, publish_json, read_json
 from services.settings import Settings
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.ledger import plan_chunks
+from services.chunks import plan_chunks
 from services.records import Completion, Prompt, write_completions, write_prompts
 from services.runs import Run, create_run, publish, publish_json
 from services.settings import Settings

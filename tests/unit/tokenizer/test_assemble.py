@@ -8,8 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from services.chunks import plan_chunks
 from services.errors import UserError
-from services.ledger import count_assembled, plan_chunks
+from services.ledger import count_assembled
 from services.records import PROVENANCE_SCHEMA, SAMPLE_SCHEMA, read_completions, write_completions
 from services.runs import Run, read_json
 from services.settings import Settings

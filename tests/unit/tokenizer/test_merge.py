@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from services import dataset_folder
+from services.chunks import plan_chunks
 from services.errors import UserError
-from services.ledger import plan_chunks
 from services.records import PROVENANCE_SCHEMA, SAMPLE_SCHEMA
 from services.runs import Run, read_json
 from services.settings import Settings

@@ -1,0 +1,100 @@
+"""How the ranks of a run begin: who loads what, and what is handed on.
+
+The target's ranks load the target; the first of them makes the untrained drafter, as a warm start needs the target's
+layers, and hands it out with the embedding and the head. So a drafter's card and memory never hold the target.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dflash.config import TrainingConfig
+from dflash.data import Dataset, check_vocabulary, open_dataset, trainable_rows
+from dflash.errors import DflashError
+from dflash.initialize import initialize
+from dflash.model import DraftModel
+from dflash.packing import DataOrder, PackLimits
+from dflash.sources import epoch_rows, mix
+from dflash.target import Target, TargetEnds, load_target
+from dflash.world import World
+
+
+class Foundation(NamedTuple):
+    """The untrained drafter, and the ends of the target on the drafter's device."""
+
+    model: DraftModel
+    ends: TargetEnds
+
+
+class Data(NamedTuple):
+    """The dataset, the rows of it that can be trained on, and the order of their packs."""
+
+    dataset: Dataset
+    rows: NDArray[np.int64]
+    order: DataOrder
+
+
+def own_device(config: TrainingConfig, world: World) -> str:
+    """Return the device of this rank: `cuda` is the card of its number."""
+    return f"cuda:{world.rank}" if config.device == "cuda" and not world.alone else config.device
+
+
+def found_target(config: TrainingConfig, device: str) -> Target:
+    """Load the target as the run wants it."""
+    return load_target(config.target, getattr(torch, config.target_dtype), device)
+
+
+def hand_out(config: TrainingConfig, world: World, target: Target) -> DraftModel | None:
+    """As a target, give the drafters what they begin with; the first target returns a drafter to measure with."""
+    if world.rank != world.first_target:
+        return None
+    model = initialize(config.draft, target, config.seed)
+    head = None if target.head is target.embedding.weight else target.head.detach().cpu()
+    embedding = deepcopy(target.embedding).cpu()
+    world.share_among_founders((model.architecture, _numbers(model), embedding, head))
+    return model
+
+
+def receive(config: TrainingConfig, world: World, device: str) -> Foundation:
+    """As a drafter, take what the first target gives."""
+    architecture, tensors, embedding, head = world.share_among_founders((None, None, None, None))
+    assert architecture is not None
+    model = DraftModel(architecture)
+    model.load_state_dict(tensors)
+    embedding = embedding.to(device)
+    ends = TargetEnds(embedding, embedding.weight if head is None else head.to(device), config.target)
+    return Foundation(model.to(device), ends)
+
+
+def found_data(config: TrainingConfig, world: World, vocab_size: int | None) -> Data:
+    """Open the dataset on every rank; the lead alone reads all of it, to check it and to find what can be trained on.
+
+    Args:
+        vocab_size: the target's, on the lead.
+
+    Raises DflashError for an unusable dataset.
+    """
+    dataset = open_dataset(config.dataset, check=world.leads)
+    rows = None
+    if world.leads:
+        assert vocab_size is not None
+        check_vocabulary(dataset, vocab_size)
+        rows = trainable_rows(dataset, config.max_length)
+        if not len(rows):
+            raise DflashError(f"{config.dataset}: no sample has two supervised tokens in a row to train on")
+    rows = world.share(rows)
+    assert rows is not None
+    lengths = dataset.lengths.clip(max=config.max_length)
+    sources = mix(dataset, rows, lengths, config.mixture)
+    limits = PackLimits(config.token_budget, config.max_batch_size)
+    order = DataOrder(lambda epoch: epoch_rows(sources, config.seed, epoch), lengths, limits, config.seed)
+    return Data(dataset, rows, order)
+
+
+def _numbers(model: DraftModel) -> dict[str, torch.Tensor]:
+    return {name: tensor.cpu() for name, tensor in model.state_dict().items()}

@@ -1,0 +1,1 @@
+"""Prometheus, Grafana and the runbooks of the stack."""

@@ -1,0 +1,1 @@
+"""The dashboards, as Python writes them; Grafana loads what is in dashboards/."""

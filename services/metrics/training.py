@@ -1,0 +1,51 @@
+"""Metrics of training: each rank writes its own to TRAIN/metrics/rank-N.prom, and they are served with their run.
+
+A file is replaced whole at each of the rank's log intervals. That of a dead rank stays as it was; its timestamp tells.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import structlog
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.runs import Run
+
+PREFIX = "dflash_training_"
+
+
+def training_metrics(runs: Iterable[Run]) -> Iterator[Metric]:
+    """Every rank's families, merged by name, and which ranks' files cannot be read."""
+    unreadable = GaugeMetricFamily(
+        "dflash_training_metrics_unreadable", "Whether a rank's metrics cannot be read.", labels=["run", "rank"]
+    )
+    families: dict[str, Metric] = {}
+    for run in runs:
+        for path in sorted(run.rank_metrics.glob("rank-*.prom")):
+            rank = path.stem.removeprefix("rank-")
+            try:
+                of_rank = _read(path)
+            except (OSError, ValueError) as error:
+                structlog.get_logger().warning("rank_unreadable", run=run.name, rank=rank, error=str(error))
+                unreadable.add_metric([run.name, rank], 1)
+                continue
+            unreadable.add_metric([run.name, rank], 0)
+            for family in of_rank:
+                merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for sample in family.samples:
+                    # `_created` of a file is the time of its writing, which would change at every interval.
+                    if not sample.name.endswith("_created"):
+                        merged.add_sample(sample.name, {**sample.labels, "run": run.name}, sample.value)
+    yield unreadable
+    yield from families.values()
+
+
+def _read(path: Path) -> list[Metric]:
+    """Raises ValueError when the file is no metrics text, or has other metrics than training's."""
+    families = list(text_string_to_metric_families(path.read_text(encoding="utf-8")))
+    for family in families:
+        if not family.name.startswith(PREFIX):
+            raise ValueError(f"{path}: {family.name} is none of {PREFIX}*")
+    return [family for family in families if not family.name.endswith("_created")]
