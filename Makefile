@@ -7,7 +7,9 @@ ENVS := .envs
 STACK := $(ENVS)/stack/bin/python -m services.stack
 TOOLS := $(ENVS)/tests/bin
 RUN_IN := tests/run_in.py
-CPU := docker compose -f compose.cpu.yaml
+COMPOSE := docker compose
+# A build is named by VERSION, also where a swap has put another image in its place.
+UNPINNED := SGLANG_IMAGE= PRODUCER_IMAGE= TOKENIZER_IMAGE= TRAINER_IMAGE=
 
 .PHONY: help
 help: ## List the targets
@@ -57,6 +59,11 @@ verify: envs tools materials test-parity ## The whole parity chain: the peers, S
 	$(ENVS)/trainer/bin/python -m tests.parity.verify_target var/models/SmolLM2-135M-Instruct
 	$(ENVS)/trainer/bin/python -m tests.parity.broken_lines
 
+.PHONY: bench-acceptance
+bench-acceptance: envs materials ## Train this project's way and SpecForge's on the same data and compare acceptance (ARGUMENTS)
+	$(ENVS)/trainer/bin/python -m tests.benchmarks.bench_acceptance $(ARGUMENTS)
+	$(ENVS)/stack/bin/python -m tests.benchmarks.plot_acceptance var/bench-acceptance/curves.json
+
 .PHONY: test-services
 test-services: ## Tests on a real embedded Redis and the real SGLang server
 	$(ENVS)/producer/bin/python $(RUN_IN) tests/services
@@ -65,13 +72,58 @@ test-services: ## Tests on a real embedded Redis and the real SGLang server
 test-chaos: ## Kill workers, servers and Redis while a run goes on, and count what came of every prompt
 	$(ENVS)/producer/bin/python $(RUN_IN) tests/chaos
 
+.PHONY: kill-merge
+kill-merge: envs ## Kill a merge with -9 at a hundred moments: the base untouched, the dataset whole or absent
+	PYTHONPATH=. $(ENVS)/tokenizer/bin/python -m tests.chaos.kill_merge $(ARGUMENTS)
+
+.PHONY: kill-training
+kill-training: envs tools ## Kill a training run with -9 twenty times, and compare its end with one never killed
+	$(ENVS)/trainer/bin/python $(RUN_IN) -q -s tests/benchmarks/kill_training.py
+
 .PHONY: bench-generate
 bench-generate: envs tools ## Measure generation: slot use, producer CPU, the reference run's 193,010 prompts
 	$(ENVS)/producer/bin/python $(RUN_IN) -q -s tests/benchmarks/bench_generate.py
 
+.PHONY: run-real
+run-real: envs materials ## Answer a thousand real prompts on the real SGLang, killing a producer in the middle (half an hour)
+	PYTHONPATH=. $(ENVS)/stack/bin/python -m tests.benchmarks.real_run
+
+.PHONY: binaries
+binaries:
+	@tests/monitoring/binaries.sh var/monitoring
+
+.PHONY: test-rules
+test-rules: binaries ## promtool on Prometheus' configuration, rules and their tests
+	var/monitoring/promtool check config monitoring/prometheus/prometheus.yml
+	var/monitoring/promtool test rules monitoring/prometheus/tests/*.yml
+
+.PHONY: test-monitoring
+test-monitoring: envs tools test-rules ## Panels and alerts on the Prometheus of a live stack: each shows data, fires and clears
+	$(ENVS)/producer/bin/python $(RUN_IN) tests/monitoring
+
+.PHONY: bench-monitoring
+bench-monitoring: envs tools ## Measure what watching costs: a scrape, series of an 8-card stack, processor time
+	$(ENVS)/producer/bin/python $(RUN_IN) -q -s tests/benchmarks/bench_monitoring.py
+
+.PHONY: pictures
+pictures: envs tools binaries ## Draw the dashboards over the tests' live stack into docs/images, in ten minutes
+	PYTHONPATH=.:$(ENVS)/tests/lib/python3.11/site-packages $(ENVS)/producer/bin/python -m tests.monitoring.show docs/images
+
 .PHONY: test-stack
 test-stack: envs tools materials ## Build the cpu images, bring the stack up in containers, and run the pipeline in it
-	$(ENVS)/stack/bin/python $(RUN_IN) tests/stack
+	$(ENVS)/stack/bin/python $(RUN_IN) tests/stack -m "stack and not long"
+
+.PHONY: test-stack-long
+test-stack-long: envs tools materials ## The longer container tests: services killed and scaled in a run, swaps while training, restore
+	$(ENVS)/stack/bin/python $(RUN_IN) tests/stack -m long
+
+.PHONY: test-toolchain
+test-toolchain: envs tools ## Build kernels with the CUDA compiler that images/sglang locks, whole and broken (0.3 GB of wheels)
+	$(ENVS)/stack/bin/python $(RUN_IN) tests/cuda/test_toolchain.py
+
+.PHONY: test-production-image
+test-production-image: envs tools materials ## Build SGLang's cu130 image with its real CUDA wheels and serve in it on the CPU (25 GB of disk)
+	$(ENVS)/stack/bin/python $(RUN_IN) -s tests/cuda/test_production_image.py
 
 .PHONY: bench-prompts
 bench-prompts: envs materials ## Measure preparing prompts: rows a second, peak memory (ARGUMENTS=--tenth: the table)
@@ -85,15 +137,50 @@ lint: envs tools ## ruff, mypy, import-linter, shellcheck, hadolint
 lock: tools ## Renew the hashed locks
 	python3 images/lock.py
 
+.PHONY: build
+build: ## Build the images of the stack that .env names
+	$(UNPINNED) $(COMPOSE) --profile '*' build
+
+.PHONY: up
+up: ## Look at this host, bring the stack of .env up, and wait until it is healthy
+	@$(STACK) doctor
+	$(COMPOSE) up --detach --wait --no-build
+
+.PHONY: down
+down: ## Take the stack down; its volumes stay
+	$(COMPOSE) --profile '*' down
+
+.PHONY: scale
+scale: ## Run PRODUCERS=N producers, from now on
+	@$(STACK) scale $(PRODUCERS)
+
+.PHONY: logs
+logs: ## Follow the logs of the stack, or of SERVICE=NAME
+	$(COMPOSE) logs --follow --tail 100 $(SERVICE)
+
+.PHONY: backup
+backup: ## Copy all runs to a new folder in var/backups, while the stack goes on
+	@$(STACK) backup
+
+.PHONY: restore
+restore: ## Put the runs of BACKUP=FOLDER back; the stack is down, and there are no runs
+	@$(STACK) restore $(BACKUP)
+
+.PHONY: swap
+swap: ## Put another image in a service's place: SERVICE=trainer IMAGE=cu130 (a variant, a tag or a whole name)
+	@$(STACK) swap $(SERVICE) $(IMAGE)
+
+.PHONY: rollback
+rollback: ## Go back to the image before the last swap: SERVICE=trainer
+	@$(STACK) rollback $(SERVICE)
+
 .PHONY: up-cpu
-up-cpu: materials ## Bring the CPU stack up and wait until it is healthy; writes .env if there is none
+up-cpu: materials ## Bring the CPU stack up with the demo's model; writes .env if there is none
 	@$(STACK) stack-files
-	$(CPU) build
-	$(CPU) up --detach --wait
+	@$(MAKE) build up
 
 .PHONY: down-cpu
-down-cpu: ## Take the CPU stack down; its volumes stay
-	$(CPU) down
+down-cpu: down ## The same as down
 
 .PHONY: clean
 clean: ## Remove what the demo and the tests wrote; the environments stay

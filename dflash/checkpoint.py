@@ -48,9 +48,9 @@ CHANGEABLE = frozenset(
         "stall_seconds",
         "threads",
         "device",
+        "max_draft_rows",
         "loss_chunk_blocks",
         "feature_cache_bytes",
-        "max_draft_rows",
         "memory",
     }
 )

@@ -65,24 +65,72 @@ def train(
 
 
 @app.command()
+def probe(
+    config: Annotated[
+        Path, typer.Option(help="JSON or YAML file; the keys are those of dflash.config.TrainingConfig.")
+    ],
+    devices: Annotated[int, typer.Option(help="Devices of the machine.", min=1)],
+    seconds: Annotated[float, typer.Option(help="How long to measure, beside loading.", min=1)] = 120,
+) -> None:
+    """Measure the target and a drafter on one device; print the best split of the machine and the hours it needs."""
+    from dflash.probe import probe as measure
+    from dflash.probe import splits
+
+    rates, work = measure(load_config(config, TrainingConfig), seconds)
+    tokens = work.pack_tokens
+    typer.echo(f"target    {rates.target:9.3f} s a pack, {tokens / rates.target:9.0f} tokens/s on one device")
+    drafter = rates.gradient + rates.optimizer
+    typer.echo(f"drafter   {drafter:9.3f} s a pack, {tokens / drafter:9.0f} tokens/s on one device")
+    typer.echo(f"packs of {tokens:.0f} tokens: {work.epoch_packs} an epoch, {work.run_packs} in the configured steps")
+    *apart, colocated = splits(rates, devices)
+    for split in [*apart[:2], colocated]:
+        name = f"{split.targets} + {split.drafters}" if split.targets else f"{split.drafters} colocated"
+        hours = [packs / split.packs_per_second / 3600 for packs in (work.epoch_packs, work.run_packs)]
+        typer.echo(
+            f"{name}: {split.packs_per_second * tokens:.0f} tokens/s, "
+            f"{hours[0]:.2f} h an epoch, {hours[1]:.2f} h the run; {split.waits}"
+        )
+
+
+@app.command()
 def evaluate(
     target: Annotated[Path, typer.Option(help="Hugging Face folder of the target model.")],
     draft: Annotated[Path, typer.Option(help="A training run, a checkpoint or an exported drafter.")],
-    prompts: Annotated[Path, typer.Option(help="JSONL: prompt_id, source and input_ids on each line.")],
+    prompts: Annotated[
+        Path, typer.Option(help="JSONL: prompt_id, source, input_ids and maybe thinking (true or false) on each line.")
+    ],
     report: Annotated[Path, typer.Option(help="JSON report to write.")],
     rollouts: Annotated[
         Path,
         typer.Option(help="File for the target's own answers; share it between evaluations on the same target."),
     ],
+    dataset: Annotated[
+        Path | None, typer.Option(help="The training data: prompts that it has an answer to are refused.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to produce for a prompt.")] = 256,
     batch_size: Annotated[int, typer.Option(help="Prompts decoded at once.")] = 8,
+    temperature: Annotated[float, typer.Option(help="0: greedily; above: sampled tokens.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Of sampling: the likeliest tokens of this mass.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Of sampling: so many of the likeliest tokens; -1: all.")] = -1,
+    guessing: Annotated[
+        str, typer.Option(help="Of sampling: greedy (guesses are the likeliest tokens, as SGLang's) or sampled.")
+    ] = "greedy",
+    seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
+    tree_budget: Annotated[
+        int | None, typer.Option(help="Also decode with draft trees of so many nodes, greedily.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16, for target and drafter.")] = "float32",
     device: Annotated[str, typer.Option(help="A torch device, for example cpu or cuda.")] = "cpu",
     threads: Annotated[int | None, typer.Option(help="CPU threads of torch.")] = None,
 ) -> None:
-    """Measure acceptance length on held-out prompts and check every token against the target alone."""
+    """Measure acceptance on held-out prompts, by source and by thinking mode.
+
+    Greedily every token is checked against the target alone. Sampling keeps the target's distribution; give the
+    temperature, top_p and top_k that the server will sample with.
+    """
     values = {name: value for name, value in locals().items() if value is not None}
     from dflash.evaluate import evaluate as evaluate_draft
+    from dflash.evaluation_table import print_evaluation
 
     try:
         settings = EvaluationConfig.model_validate(values)
@@ -91,13 +139,8 @@ def evaluate(
     with _bar("evaluating", None) as bar:
         task = bar.task_ids[0]
         result = evaluate_draft(settings, lambda line: bar.update(task, completed=line["done"], total=line["prompts"]))
-    overall, lossless = result["overall"], result["lossless"]
-    typer.echo(
-        f"acceptance length {overall['acceptance_length'] or 0:.3f} on {overall['prompts']} prompts, "
-        f"{len(lossless['mismatches'])} mismatches with the target alone, "
-        f"{len(lossless['numeric_ties'])} numeric ties: "
-        f"{report}"
-    )
+    print_evaluation(result, Console())
+    typer.echo(str(report))
 
 
 @app.command()
@@ -126,6 +169,9 @@ def verify(
         Path | None, typer.Option(help="JSONL: prompt_id, source and input_ids on each line; default: a few questions.")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 32,
+    server: Annotated[
+        str | None, typer.Option(help="Address of an SGLang server that decodes with this drafter, to compare with.")
+    ] = None,
     device: Annotated[str, typer.Option(help="A torch device, for example cpu or cuda.")] = "cpu",
     threads: Annotated[int | None, typer.Option(help="CPU threads of torch.")] = None,
 ) -> None:
@@ -143,7 +189,7 @@ def verify(
     if threads is not None:
         torch.set_num_threads(threads)
     holds = True
-    for link in verify_pair(draft, target, prompts_to_verify(target, prompts), max_new_tokens, device):
+    for link in verify_pair(draft, target, prompts_to_verify(target, prompts), max_new_tokens, device, server):
         holds = holds and link.holds is not False
         word = {True: "ok", False: "FAILED", None: "left out"}[link.holds]
         typer.echo(f"{word:8}  {link.name}: {link.detail}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -248,16 +249,40 @@ class TrainingConfig(_Config):
         return self.gamma if self.gamma is not None else default_gamma(self.draft.block_size)
 
 
+Guessing = Literal["greedy", "sampled"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn: the names and meanings are those of SGLang's requests."""
+
+    temperature: float  # above 0
+    top_p: float = 1.0
+    top_k: int = -1  # -1: the whole vocabulary
+    guessing: Guessing = "greedy"
+
+
 class EvaluationConfig(_Config):
     """One evaluation of one drafter on held-out prompts."""
 
     target: Path = Field(description="Hugging Face folder of the target model.")
     draft: Path = Field(description="An exported drafter, or the `draft` folder of a checkpoint.")
-    prompts: Path = Field(description="JSONL with prompt_id, source and input_ids on each line.")
+    prompts: Path = Field(description="JSONL with prompt_id, source, input_ids and maybe thinking on each line.")
+    dataset: Path | None = Field(default=None, description="Training data; prompts that begin a sample are refused.")
     report: Path = Field(description="The JSON report to write.")
     rollouts: Path = Field(description="File that keeps what the target alone answers, shared by evaluations.")
     max_new_tokens: int = Field(default=256, ge=2, description="Most tokens to produce for a prompt.")
     batch_size: int = Field(default=8, ge=1, description="Prompts decoded at once.")
+    temperature: float = Field(default=0.0, ge=0, description="0: greedily; above: sampled tokens.")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="Of sampling: the likeliest tokens of this mass.")
+    top_k: int = Field(default=-1, ge=-1, description="Of sampling: so many of the likeliest tokens; -1: all.")
+    guessing: Guessing = Field(
+        default="greedy", description="Of sampling: guesses are the likeliest tokens (as SGLang's) or are sampled too."
+    )
+    seed: int = Field(default=0, ge=0, description="Of sampling.")
+    tree_budget: int | None = Field(
+        default=None, ge=1, description="Also decode with draft trees of so many nodes, greedily."
+    )
     dtype: DtypeName = Field(default="float32", description="Weights and arithmetic of target and drafter.")
     device: str = Field(default="cpu", description="A torch device.")
     threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; default: torch's choice.")
@@ -266,6 +291,19 @@ class EvaluationConfig(_Config):
         ge=0,
         description="Where the target's two best logits are closer than this, either may win.",
     )
+
+    @model_validator(mode="after")
+    def _trees_are_greedy(self) -> EvaluationConfig:
+        if self.tree_budget is not None and self.temperature > 0:
+            raise ValueError("tree_budget: draft trees are decoded greedily, with temperature 0")
+        return self
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """How tokens are drawn; None: greedily."""
+        if self.temperature == 0:
+            return None
+        return Sampling(self.temperature, self.top_p, self.top_k, self.guessing)
 
 
 ConfigType = TypeVar("ConfigType", bound=BaseModel)

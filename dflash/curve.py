@@ -10,10 +10,13 @@ from typing import Any
 
 from dflash.acceptance import Answer, Counts, count, guess_everywhere, summarize
 from dflash.config import TrainingConfig
+from dflash.data import open_dataset
 from dflash.features import FeatureSource
+from dflash.held_out import check_held_out
 from dflash.journal import Journal
 from dflash.metrics import ACCEPTANCE_CURVE, append_line, best_step, drop_lines_after
 from dflash.model import DraftModel
+from dflash.report import THINKING
 from dflash.rollouts import check_ids, read_prompts, roll_out, rollout_settings
 from dflash.target import Target
 
@@ -68,11 +71,12 @@ def acceptance_meter(
         target_layer_ids: the drafter's taps.
         beat: called now and then, to show that this goes on.
 
-    Raises DflashError for unusable prompts or rollouts of other settings.
+    Raises DflashError for unusable prompts, prompts that are in the training data, or rollouts of other settings.
     """
     chosen = config.acceptance
     assert chosen is not None
     prompts = read_prompts(chosen.prompts)
+    check_held_out(prompts, open_dataset(config.dataset), chosen.prompts)
     check_ids([prompt.input_ids for prompt in prompts], target)
     settings = rollout_settings(config.target, chosen.max_new_tokens, config.target_dtype)
     rollouts = Journal(chosen.rollouts or config.output / "rollouts.jsonl", settings, replace_other=False)
@@ -83,16 +87,19 @@ def acceptance_meter(
     source = FeatureSource(target, target_layer_ids, chosen.feature_cache_bytes)
 
     def measure(model: DraftModel) -> dict[str, Any]:
-        counts: dict[str, list[Counts]] = {}
+        by_source: dict[str, list[Counts]] = {}
+        by_thinking: dict[str, list[Counts]] = {}
         for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
             features = source.states([row], [answer.sample]).features
             found = count(answer, guess_everywhere(target, model, answer, features))
-            counts.setdefault(prompt.source, []).append(found)
+            by_source.setdefault(prompt.source, []).append(found)
+            by_thinking.setdefault(THINKING[prompt.thinking], []).append(found)
             beat()
         size = model.architecture.block_size
         return {
-            **summarize([item for items in counts.values() for item in items], size),
-            "by_source": {source: summarize(items, size) for source, items in sorted(counts.items())},
+            **summarize([item for items in by_source.values() for item in items], size),
+            "by_source": {name: summarize(items, size) for name, items in sorted(by_source.items())},
+            "by_thinking": {name: summarize(items, size) for name, items in sorted(by_thinking.items())},
         }
 
     return measure

@@ -1,8 +1,8 @@
-"""Greedy decoding: the target alone, and the target verifying a drafter's blocks.
+"""Decoding one prompt: the target alone, and the target verifying a drafter's blocks.
 
-Speculative decoding is lossless: a guess is kept only where it equals the target's own greedy choice, and
-the first wrong guess is replaced by that choice (the bonus token). Both loops stop after an end token or
-`max_new_tokens`.
+Speculative decoding is lossless. Greedily, a guess is kept only where it equals the target's own choice, and the first
+wrong guess is replaced by that choice (the bonus token); `dflash.sampling` has the rule for sampled tokens. All loops
+stop after an end token or `max_new_tokens`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from dflash.config import Sampling
 from dflash.errors import DflashError
 from dflash.model import DraftModel, KeysValues
+from dflash.sampling import Draws, distribution, draw
 from dflash.target import Target, forward_with_cache
 
 
@@ -80,31 +82,90 @@ def greedy_decode(target: Target, prompt_ids: list[int], max_new_tokens: int) ->
     return GreedyOutput(tokens, gaps)
 
 
+def sampled_decode(
+    target: Target, prompt_ids: list[int], max_new_tokens: int, sampling: Sampling, draws: Draws
+) -> list[int]:
+    """Sample with the target alone, one token a pass; `draws` has one stream."""
+    cache = DynamicCache(config=target.text_config)
+    step = as_row(prompt_ids, target)
+    tokens: list[int] = []
+    while len(tokens) < max_new_tokens and not (tokens and tokens[-1] in target.end_token_ids):
+        tokens.append(_draw_one(distribution(_logits(target, step, cache)[0, -1], sampling), draws))
+        step = as_row(tokens[-1:], target)
+    return tokens
+
+
 def speculative_decode(
-    target: Target, draft: DraftModel, prompt_ids: list[int], max_new_tokens: int
+    target: Target,
+    draft: DraftModel,
+    prompt_ids: list[int],
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+    draws: Draws | None = None,
 ) -> SpeculativeOutput:
-    """Decode with `draft` guessing and `target` verifying. Raises DflashError for an empty prompt."""
+    """Decode with `draft` guessing and `target` verifying. Raises DflashError for an empty prompt.
+
+    Args:
+        sampling: None: greedily.
+        draws: one stream of numbers, with `sampling`.
+    """
     shape = draft.architecture
     target_cache = new_cache(target)
     draft_cache = DraftCache(draft)
     prefill = forward_with_cache(target, as_row(prompt_ids, target), target_cache, shape.target_layer_ids)
     draft_cache.append(prefill.features)
-    tokens = [int(prefill.logits[0, -1].argmax())]
+    first = prefill.logits[0, -1]
+    if sampling is None:
+        tokens = [int(first.argmax())]
+    else:
+        assert draws is not None
+        tokens = [_draw_one(distribution(first, sampling), draws)]
     acceptance_lengths: list[int] = []
     while len(tokens) < max_new_tokens and tokens[-1] not in target.end_token_ids:
-        block = [tokens[-1], *guess(target, draft, tokens[-1], draft_cache)]
+        logits = guess_logits(target, draft, tokens[-1], draft_cache)
+        q = None
+        if sampling is None or draws is None or sampling.guessing == "greedy":
+            guesses = logits.argmax(-1).tolist()
+        else:
+            q = distribution(logits, sampling)
+            guesses = draw(q, draws.uniform([0], len(q))[0]).tolist()
+        block = [tokens[-1], *guesses]
         verified = forward_with_cache(target, as_row(block, target), target_cache, shape.target_layer_ids)
-        choices = verified.logits[0].argmax(-1).tolist()
-        accepted = count_accepted(block, choices)
+        if sampling is None or draws is None:
+            choices = verified.logits[0].argmax(-1).tolist()
+            accepted = count_accepted(block, choices)
+            bonus = choices[accepted]
+        else:
+            accepted, bonus = keep_one_by_one(guesses, q, distribution(verified.logits[0], sampling), draws)
         # The target now holds the whole block: what follows the last accepted guess goes out again.
         rejected = len(block) - 1 - accepted
         if rejected:
             target_cache.crop(-rejected)
         draft_cache.append(verified.features[:, : accepted + 1])
-        kept = cut_at_end([*block[1 : accepted + 1], choices[accepted]], max_new_tokens - len(tokens), target)
+        kept = cut_at_end([*block[1 : accepted + 1], bonus], max_new_tokens - len(tokens), target)
         tokens += kept
         acceptance_lengths.append(len(kept))
     return SpeculativeOutput(tokens, acceptance_lengths)
+
+
+def keep_one_by_one(guesses: list[int], q: Tensor | None, p: Tensor, draws: Draws) -> tuple[int, int]:
+    """`sampling.keep_drawn` for one block, in plain words: the reference that it is tested against.
+
+    Args:
+        guesses: the block's guesses.
+        q: [slots, vocabulary], what they were drawn from; None: they are the likeliest tokens.
+        p: [slots + 1, vocabulary], the target's distributions.
+        draws: gives one number for each guess and one for the token that follows.
+    """
+    *coins, last = draws.uniform([0], len(guesses) + 1)[0]
+    for slot, (guessed, coin) in enumerate(zip(guesses, coins, strict=True)):
+        guessed_from = torch.zeros_like(p[slot]) if q is None else q[slot]
+        if q is None:
+            guessed_from[guessed] = 1.0
+        if not coin * guessed_from[guessed].double() < p[slot, guessed].double():
+            rest = (p[slot] - guessed_from).clamp(min=0)
+            return slot, int(draw(rest if rest.any() else p[slot], last))
+    return len(guesses), int(draw(p[-1], last))
 
 
 class DraftCache:
@@ -138,11 +199,10 @@ def block_hidden(target: Target, draft: DraftModel, anchor: int, cache: DraftCac
     return hidden
 
 
-def guess(target: Target, draft: DraftModel, anchor: int, cache: DraftCache) -> list[int]:
-    """Return the drafter's block_size - 1 guesses after token `anchor`, all from one pass."""
+def guess_logits(target: Target, draft: DraftModel, anchor: int, cache: DraftCache) -> Tensor:
+    """Return the drafter's logits [block_size - 1, vocabulary] for the tokens after `anchor`, all from one pass."""
     hidden = block_hidden(target, draft, anchor, cache)[1:]
-    guesses: list[int] = (hidden.to(target.head.dtype) @ target.head.T).argmax(-1).tolist()
-    return guesses
+    return hidden.to(target.head.dtype) @ target.head.T
 
 
 def count_accepted(block: list[int], choices: list[int]) -> int:
@@ -161,6 +221,10 @@ def cut_at_end(tokens: list[int], room: int, target: Target) -> list[int]:
         if token in target.end_token_ids:
             return tokens[: i + 1]
     return tokens[:room]
+
+
+def _draw_one(probabilities: Tensor, draws: Draws) -> int:
+    return int(draw(probabilities, draws.uniform([0], 1)[0, 0]))
 
 
 def _logits(target: Target, input_ids: Tensor, cache: Any) -> Tensor:

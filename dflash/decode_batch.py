@@ -1,10 +1,11 @@
-"""Greedy decoding of many prompts at once: the same tokens as `decode`, which is the plain reference.
+"""Decoding many prompts at once: the same tokens as `decode`, which is the plain reference.
 
 A pass over one short block is bound by reading the weights; a batch reads them once for all its prompts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,61 +13,110 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from dflash.config import Sampling
 from dflash.decode import GreedyOutput, SpeculativeOutput, as_row, cut_at_end, new_cache
 from dflash.model import DraftModel, KeysValues, masked_attention
 from dflash.ragged import RaggedLayer, block_mask, causal_mask, stack_rows, write_rows
+from dflash.sampling import Draws, distribution, draw, keep_drawn
 from dflash.target import Target, TargetOutput, forward_with_cache
 
 
 @torch.no_grad()
 def greedy_decode_batch(target: Target, prompts: list[list[int]], max_new_tokens: int) -> list[GreedyOutput]:
     """Decode with the target alone, one token of each prompt a pass. Raises DflashError for an empty prompt."""
-    batch, logits = _prefill(target, None, prompts, max_new_tokens)
-    answers: list[list[int]] = [[] for _ in prompts]
     gaps: list[list[float]] = [[] for _ in prompts]
-    while True:
+
+    def choose(rows: list[int], logits: Tensor) -> Tensor:
         best = torch.topk(logits.float(), 2).values
-        # argmax, not topk: on equal logits the two may choose differently, and verification uses argmax.
-        for i, choice, gap in zip(
-            batch.prompts, logits.argmax(-1).tolist(), (best[:, 0] - best[:, 1]).tolist(), strict=True
-        ):
-            answers[i].append(choice)
+        for i, gap in zip(rows, (best[:, 0] - best[:, 1]).tolist(), strict=True):
             gaps[i].append(gap)
-        batch = batch.without(_finished(target, batch, answers, max_new_tokens))
-        if not batch.prompts:
-            return [GreedyOutput(*pair) for pair in zip(answers, gaps, strict=True)]
-        last = [answers[i][-1:] for i in batch.prompts]
-        logits = _pass(target, batch, torch.tensor(last, device=target.device), ()).logits[:, -1]
-        batch.lengths += 1
+        # argmax, not topk: on equal logits the two may choose differently, and verification uses argmax.
+        return logits.argmax(-1)
+
+    answers = _decode_alone(target, prompts, max_new_tokens, choose)
+    return [GreedyOutput(*pair) for pair in zip(answers, gaps, strict=True)]
+
+
+@torch.no_grad()
+def sampled_decode_batch(
+    target: Target, prompts: list[list[int]], max_new_tokens: int, sampling: Sampling, draws: Draws
+) -> list[list[int]]:
+    """Sample with the target alone; `draws` has a stream for each prompt. Raises DflashError for an empty prompt."""
+
+    def choose(rows: list[int], logits: Tensor) -> Tensor:
+        return draw(distribution(logits, sampling), draws.uniform(rows, 1)[:, 0])
+
+    return _decode_alone(target, prompts, max_new_tokens, choose)
 
 
 @torch.no_grad()
 def speculative_decode_batch(
-    target: Target, draft: DraftModel, prompts: list[list[int]], max_new_tokens: int
+    target: Target,
+    draft: DraftModel,
+    prompts: list[list[int]],
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+    draws: Draws | None = None,
 ) -> list[SpeculativeOutput]:
     """Decode with `draft` guessing and `target` verifying a block of each prompt a pass.
 
+    Args:
+        sampling: None: greedily.
+        draws: a stream of numbers for each prompt, with `sampling`.
+
     Raises DflashError for an empty prompt.
     """
+    slots = draft.architecture.block_size - 1
     batch, logits = _prefill(target, draft, prompts, max_new_tokens)
-    answers: list[list[int]] = [[choice] for choice in logits.argmax(-1).tolist()]
+    if sampling is None or draws is None:
+        first = logits.argmax(-1)
+    else:
+        first = draw(distribution(logits, sampling), draws.uniform(batch.prompts, 1)[:, 0])
+    answers: list[list[int]] = [[choice] for choice in first.tolist()]
     acceptance_lengths: list[list[int]] = [[] for _ in prompts]
     batch = batch.without(_finished(target, batch, answers, max_new_tokens))
     while batch.prompts:
         anchors = torch.tensor([answers[i][-1] for i in batch.prompts], device=target.device)
-        blocks = torch.cat((anchors[:, None], _guesses(target, draft, anchors, batch)), dim=1)
+        logits, q = _guess_logits(target, draft, anchors, batch), None
+        guesses = logits.argmax(-1)
+        if sampling is not None and draws is not None and sampling.guessing == "sampled":
+            q = distribution(logits, sampling)
+            guesses = draw(q, draws.uniform(batch.prompts, slots))
+        blocks = torch.cat((anchors[:, None], guesses), dim=1)
         verified = _pass(target, batch, blocks, draft.architecture.target_layer_ids)
-        choices = verified.logits.argmax(-1)
-        accepted = (blocks[:, 1:] == choices[:, :-1]).long().cumprod(dim=1).sum(dim=1)
+        if sampling is None or draws is None:
+            choices = verified.logits.argmax(-1)
+            accepted = (guesses == choices[:, :-1]).long().cumprod(dim=1).sum(dim=1)
+            bonus = choices.gather(1, accepted[:, None])[:, 0]
+        else:
+            uniforms = draws.uniform(batch.prompts, slots + 1)
+            accepted, bonus = keep_drawn(guesses, q, distribution(verified.logits, sampling), uniforms)
         _add_context(draft, batch, verified.features)
         batch.lengths += accepted + 1
-        for i, count, chosen in zip(batch.prompts, accepted.tolist(), choices.tolist(), strict=True):
-            # Accepted guesses are the target's own choices, so these are all that was kept, the bonus last.
-            kept = cut_at_end(chosen[: count + 1], max_new_tokens - len(answers[i]), target)
+        rows = zip(batch.prompts, guesses.tolist(), accepted.tolist(), bonus.tolist(), strict=True)
+        for i, guessed, count, last in rows:
+            kept = cut_at_end([*guessed[:count], last], max_new_tokens - len(answers[i]), target)
             answers[i] += kept
             acceptance_lengths[i].append(len(kept))
         batch = batch.without(_finished(target, batch, answers, max_new_tokens))
     return [SpeculativeOutput(*pair) for pair in zip(answers, acceptance_lengths, strict=True)]
+
+
+def _decode_alone(
+    target: Target, prompts: list[list[int]], max_new_tokens: int, choose: Callable[[list[int], Tensor], Tensor]
+) -> list[list[int]]:
+    """Decode with the target alone; `choose` gets the prompts' indices and logits [rows, vocabulary]."""
+    batch, logits = _prefill(target, None, prompts, max_new_tokens)
+    answers: list[list[int]] = [[] for _ in prompts]
+    while True:
+        for i, choice in zip(batch.prompts, choose(batch.prompts, logits).tolist(), strict=True):
+            answers[i].append(choice)
+        batch = batch.without(_finished(target, batch, answers, max_new_tokens))
+        if not batch.prompts:
+            return answers
+        last = [answers[i][-1:] for i in batch.prompts]
+        logits = _pass(target, batch, torch.tensor(last, device=target.device), ()).logits[:, -1]
+        batch.lengths += 1
 
 
 @dataclass
@@ -96,22 +146,24 @@ class _Batch:
 def _prefill(
     target: Target, draft: DraftModel | None, prompts: list[list[int]], max_new_tokens: int
 ) -> tuple[_Batch, Tensor]:
-    """Run each prompt by itself; return the batch and the logits [prompts, vocabulary] after each prompt."""
+    """Run each prompt by itself, equal ones once; return the batch and the logits [prompts, vocabulary] after each."""
     taps = draft.architecture.target_layer_ids if draft else ()
     # The last pass may begin one token before the end, and its block reaches past it.
     capacity = max(map(len, prompts)) + max_new_tokens + (draft.architecture.block_size if draft else 1)
-    target_layers: list[list[KeysValues]] = []
-    draft_layers: list[list[KeysValues]] = []
-    logits = []
+    passes: dict[tuple[int, ...], tuple[list[KeysValues], list[KeysValues], Tensor]] = {}
     for prompt in prompts:
+        if tuple(prompt) in passes:
+            continue
         cache = new_cache(target)
         output = forward_with_cache(target, as_row(prompt, target), cache, taps, logits_to_keep=1)
-        logits.append(output.logits[0, -1])
         layers: Any = cache.layers  # DynamicLayers, as new_cache makes sure, filled by the pass
-        target_layers.append([KeysValues(layer.keys, layer.values) for layer in layers])
+        context = []
         if draft:
             positions = torch.arange(len(prompt), device=target.device)[None]
-            draft_layers.append(draft.context(output.features.to(draft.fc.weight.dtype), positions))
+            context = draft.context(output.features.to(draft.fc.weight.dtype), positions)
+        rows = [KeysValues(layer.keys, layer.values) for layer in layers]
+        passes[tuple(prompt)] = rows, context, output.logits[0, -1]
+    target_layers, draft_layers, logits = zip(*(passes[tuple(prompt)] for prompt in prompts), strict=True)
     batch = _Batch(
         list(range(len(prompts))),
         torch.tensor([len(prompt) for prompt in prompts], device=target.device),
@@ -134,8 +186,8 @@ def _pass(target: Target, batch: _Batch, rows: Tensor, taps: tuple[int, ...]) ->
     )
 
 
-def _guesses(target: Target, draft: DraftModel, anchors: Tensor, batch: _Batch) -> Tensor:
-    """Return the drafter's guesses [batch, block_size - 1] after each anchor, all from one pass."""
+def _guess_logits(target: Target, draft: DraftModel, anchors: Tensor, batch: _Batch) -> Tensor:
+    """Return the drafter's logits [batch, block_size - 1, vocabulary] after each anchor, all from one pass."""
     shape = draft.architecture
     masks = anchors.new_full((len(anchors), shape.block_size - 1), shape.mask_token_id)
     inputs = target.embedding(torch.cat((anchors[:, None], masks), dim=1)).to(draft.fc.weight.dtype)
@@ -143,8 +195,8 @@ def _guesses(target: Target, draft: DraftModel, anchors: Tensor, batch: _Batch) 
     context = [KeysValues(layer.keys[:, :, :longest], layer.values[:, :, :longest]) for layer in batch.draft_layers]
     attend = masked_attention(block_mask(batch.lengths, shape.block_size))
     hidden = draft(inputs, _positions(batch.lengths, shape.block_size), context, attend)[:, 1:]
-    guesses: Tensor = (hidden.to(target.head.dtype) @ target.head.T).argmax(-1)
-    return guesses
+    logits: Tensor = hidden.to(target.head.dtype) @ target.head.T
+    return logits
 
 
 def _add_context(draft: DraftModel, batch: _Batch, features: Tensor) -> None:

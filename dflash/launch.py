@@ -31,6 +31,8 @@ INTERRUPTED = 143
 # How a rank ends that lost another one.
 LOST_PEER = 70
 POLL_SECONDS = 0.2
+# For starting Python and importing torch, which count as no stall.
+START_SECONDS = 600.0
 # A rank that fails takes others with it: their words may come before its own.
 LAST_WORDS_SECONDS = 2.0
 
@@ -213,7 +215,8 @@ class _Launcher:
     def _check_beats(self, running: list[_Rank]) -> None:
         now, limit = time.monotonic(), self._config.stall_seconds
         last = {rank.number: self._beats.last(rank.number) for rank in running}
-        stalled = [rank for rank in running if now - max(last[rank.number].time, self._began) > limit]
+        started = self._began + START_SECONDS
+        stalled = [rank for rank in running if now - (last[rank.number].time or started) > limit]
         if not stalled:
             return
         # Who only waits for others is not the one that hangs.

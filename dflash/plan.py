@@ -244,7 +244,7 @@ def refusal(plan: Plan, config: TrainingConfig) -> str:
         )
     if plan.largest_token_budget is not None:
         ways.append(f"token_budget {plan.largest_token_budget} fits (now {config.token_budget})")
-    return text + (" and ".join(ways) or "neither max_draft_rows nor token_budget alone makes it fit")
+    return text + (" or ".join(ways) or "neither max_draft_rows nor token_budget alone makes it fit")
 
 
 def as_table(plans: list[Plan]) -> str:

@@ -25,12 +25,16 @@ from dflash.model import DraftModel
 from dflash.pack import build_pack
 from dflash.report import first_difference
 from dflash.rollouts import check_ids, read_prompts
+from dflash.serving import ask_server
 from dflash.target import Target, capture, capture_with_final, forward_with_cache, load_target
 
 # Largest difference of two ways to one fp32 tensor, as a share of its largest value.
 TOLERANCE = 1e-3
 # Where the target's two best logits are closer than this, two passes may choose differently.
 TIE_GAP = 1e-3
+# Largest difference between the verifications that a server made and those counted here, as a share of them.
+SERVED_TOLERANCE = 0.03
+AT_ONCE = 8
 # Blocks of an answer that are drafted both ways.
 BLOCKS = 8
 QUESTIONS = ("The capital of France is", "def fibonacci(n):\n", "Once upon a time, there was a small fox who")
@@ -64,7 +68,12 @@ class _Case:
 
 
 def verify(
-    draft: Path, target: Path, prompts: list[list[int]], max_new_tokens: int, device: str = "cpu"
+    draft: Path,
+    target: Path,
+    prompts: list[list[int]],
+    max_new_tokens: int,
+    device: str = "cpu",
+    server: str | None = None,
 ) -> Iterator[Link]:
     """Yield each link of the chain as it is measured.
 
@@ -74,6 +83,7 @@ def verify(
         prompts: token ids of each prompt.
         max_new_tokens: most tokens of the target's answer to each, which all links are measured on.
         device: a torch device.
+        server: address of an SGLang server that decodes with this drafter; None: nothing is served.
 
     Raises DflashError when target or drafter cannot be loaded, or every answer is a single token.
     """
@@ -96,6 +106,10 @@ def verify(
         ("acceptance on cached answers = acceptance when decoding", _acceptance),
     ):
         yield _measure(name, partial(link, case)) if reason is None else Link(name, None, reason)
+    if server is not None:
+        for at_once, words in ((1, "one request at a time"), (AT_ONCE, f"{AT_ONCE} at once")):
+            served = partial(_served, case, server, prompts, max_new_tokens, at_once)
+            yield _measure(f"the server's acceptance = acceptance counted on its answers, {words}", served)
 
 
 def prompts_to_verify(target: Path, path: Path | None) -> list[list[int]]:
@@ -205,6 +219,23 @@ def _acceptance(case: _Case) -> str:
     if counted != decoded:
         raise DflashError(f"{sum(counted) / len(counted):.4f} counted, {sum(decoded) / len(decoded):.4f} decoded")
     return f"{sum(decoded) / len(decoded):.3f} tokens a verification, {len(decoded)} verifications alike"
+
+
+def _served(case: _Case, url: str, prompts: list[list[int]], max_new_tokens: int, at_once: int) -> str:
+    # The server may round differently and answer otherwise: what its own answers take is counted, not ours.
+    asked = [prompts[i % len(prompts)] for i in range(max(at_once, len(prompts)))]
+    answers = ask_server(url, asked, max_new_tokens, at_once)
+    tokens = sum(len(answer.tokens) - 1 for answer in answers)
+    served = sum(answer.verifications for answer in answers)
+    counted = 0
+    for answer in answers:
+        ours = Answer(answer.prompt_ids, answer.tokens)
+        features = capture(case.target, case.ids(ours), case.taps)[0]
+        counted += len(count(ours, guess_everywhere(case.target, case.draft, ours, features)).made)
+    lengths = f"{tokens / max(served, 1):.3f} served, {tokens / max(counted, 1):.3f} counted"
+    if abs(served - counted) > SERVED_TOLERANCE * counted:
+        raise DflashError(f"{lengths} tokens a verification, allowed is a difference of {SERVED_TOLERANCE:.0%}")
+    return f"{lengths} tokens a verification, {served} and {counted} verifications of {len(answers)} answers"
 
 
 def _largest_difference(pairs: list[tuple[Tensor, Tensor]]) -> str:

@@ -80,12 +80,14 @@ def main() -> int:
     if not chosen:
         print(f"lock: no lock is named {' '.join(arguments.names)}; there are {', '.join(x.name for x in known)}")
         return 2
+    failed = 0
     for lock in chosen:
-        if renew(lock, arguments.upgrade) != 0:
+        if renew(lock, arguments.upgrade) == 0:
+            print(f"lock: {lock.path.relative_to(ROOT)}")
+        else:
             print(f"lock: {lock.name} could not be resolved (above); {lock.path.relative_to(ROOT)} is unchanged")
-            return 1
-        print(f"lock: {lock.path.relative_to(ROOT)}")
-    return 0
+            failed += 1
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

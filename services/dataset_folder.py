@@ -8,6 +8,8 @@ A merge puts more beside them, which `datasets` leaves alone:
 """
 
 import json
+import mmap
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +20,8 @@ import pyarrow as pa
 from services.errors import UserError
 
 SHARD_BYTES = 256 * 2**20
+# Of a shard that is read through.
+MAPPED_BYTES = 32 * 2**20
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
@@ -126,14 +130,30 @@ def open_dataset(path: Path) -> DatasetFolder:
 
 
 def read_batches(shard: Path) -> Iterator[pa.RecordBatch]:
-    """The record batches of one shard, one after another: memory holds one of them.
+    """The record batches of one shard, one after another, where they lie: nothing is copied.
+
+    Pages that were read are given back now and then, so that memory holds a window of the file. A batch may be kept:
+    its pages come again from the file.
 
     Raises:
         UserError: the file is damaged.
     """
     try:
-        with pa.OSFile(str(shard)) as source, pa.ipc.open_stream(source) as reader:
-            yield from reader
+        with shard.open("rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                raise UserError(f"{shard} is damaged: it is empty")
+            # It is unmapped with the last batch that points into it.
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        mapped.madvise(mmap.MADV_SEQUENTIAL)
+        source = pa.BufferReader(pa.py_buffer(mapped))
+        given_back = 0
+        with pa.ipc.open_stream(source) as reader:
+            for batch in reader:
+                yield batch
+                whole_pages = source.tell() // mmap.PAGESIZE * mmap.PAGESIZE
+                if whole_pages - given_back >= MAPPED_BYTES:
+                    mapped.madvise(mmap.MADV_DONTNEED, given_back, whole_pages - given_back)
+                    given_back = whole_pages
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"{shard} is damaged: {' '.join(str(error).split())}") from error
 

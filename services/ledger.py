@@ -1,6 +1,7 @@
 """What became of every prompt, counted from a run's files: correct at any moment, whatever Redis knows."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -40,6 +41,17 @@ class GenerateCounts:
     def waiting(self) -> int:
         return self.prompts - self.finished - self.in_journal
 
+    def add_summary(self, summary: dict[str, Any]) -> None:
+        """Add a published chunk, as its summary tells it."""
+        self.chunks_done += 1
+        self.completed += summary["completed"]
+        self.output_tokens += summary["output_tokens"]
+        # A summary that an earlier version published tells none.
+        self.attempts += summary.get("attempts", 0)
+        for counter, counts in ((self.rejected, summary["rejected"]), (self.failed, summary["failed"])):
+            if counts:
+                counter.update(counts)
+
     def add(self, other: "GenerateCounts") -> None:
         for name in vars(self):
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -58,28 +70,28 @@ class GenerateCounter:
         """Counts by source, from the published completions and the journals of unfinished chunks."""
         # The plan is published once, so it never changes after it is there.
         self._chunks = self._chunks or read_chunks(self._run)
+        # Listed in this order: a chunk that is published meanwhile is in one of the two at least.
+        journals = file_names(self._run.root / "journal")
+        published = file_names(self._run.root / "completions")
         counts: dict[str, GenerateCounts] = {}
         for chunk in self._chunks:
             of_source = counts.setdefault(chunk.source, GenerateCounts())
             of_source.chunks += 1
             of_source.prompts += chunk.count
-            summary = self._summary(chunk.chunk)
-            if summary is None:
-                journal = self._journals.setdefault(chunk.chunk, JournalCounter(self._run.journal(chunk.chunk)))
+            name = chunk.chunk
+            summary = self._summaries.get(name)
+            if summary is None and (f"{name}.json" in published or f"{name}.parquet" in published):
+                summary = self._summary(name)
+            if summary is None and f"{name}.jsonl" in journals:
+                journal = self._journals.setdefault(name, JournalCounter(self._run.journal(name)))
                 # A journal that is gone may have been published since the summary was looked for.
-                summary = None if journal.update() else self._summary(chunk.chunk)
-            if summary is None:
-                of_source.in_journal += len(journal.prompt_ids)
-                of_source.output_tokens += journal.output_tokens
-                of_source.attempts += journal.attempts
-                continue
-            of_source.chunks_done += 1
-            of_source.completed += summary["completed"]
-            of_source.rejected.update(summary["rejected"])
-            of_source.failed.update(summary["failed"])
-            of_source.output_tokens += summary["output_tokens"]
-            # A summary that an earlier version published tells none.
-            of_source.attempts += summary.get("attempts", 0)
+                summary = None if journal.update() else self._summary(name)
+                if summary is None:
+                    of_source.in_journal += len(journal.prompt_ids)
+                    of_source.output_tokens += journal.output_tokens
+                    of_source.attempts += journal.attempts
+            if summary is not None:
+                of_source.add_summary(summary)
         return counts
 
     def _summary(self, chunk: str) -> dict[str, Any] | None:
@@ -158,8 +170,11 @@ def count_assembled(run: Run, known: dict[str, dict[str, Any]] | None = None) ->
     Who counts again and again hands over what it was given last: only what is new since is read.
     """
     counts = {} if known is None else known
-    for chunk in read_chunks(run):
-        if chunk.chunk not in counts and run.assembled(chunk.chunk).is_file():
+    new = {name for name in file_names(run.root / "samples") if name.endswith(".json")} - {
+        f"{chunk}.json" for chunk in counts
+    }
+    for chunk in read_chunks(run) if new else []:
+        if f"{chunk.chunk}.json" in new:
             counts[chunk.chunk] = read_json(run.assembled(chunk.chunk))
     return counts
 
@@ -169,3 +184,12 @@ def check_balance(what: str, expected: int, parts: dict[str, int]) -> None:
     if expected != sum(parts.values()):
         listed = " + ".join(f"{count} {name}" for name, count in parts.items())
         raise UserError(f"{what}: {listed} = {sum(parts.values())}, but {expected} entered; the run's files disagree")
+
+
+def file_names(folder: Path) -> set[str]:
+    """Names in a folder; none where there is no folder. One call, where asking for each file would take thousands."""
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.name for entry in entries}
+    except FileNotFoundError:
+        return set()

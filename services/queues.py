@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple, cast
+from urllib.parse import urlsplit
 
 from redis import Redis
 from redis.backoff import ExponentialBackoff
@@ -22,6 +23,7 @@ from rq.serializers import JSONSerializer
 
 from services.errors import UserError
 from services.queue_names import JOB_MODULES, Stage
+from services.secret_files import check_secret, read_secret
 from services.settings import Addresses
 
 JOB_NAME = re.compile(r"^[A-Za-z0-9_-]+$")
@@ -43,9 +45,11 @@ def connect(addresses: Addresses) -> Redis:
     """A connection to Redis that has answered.
 
     Raises:
-        UserError: nothing answers there, or the password is not accepted.
+        UserError: nothing answers there, or the password is a placeholder or not accepted.
     """
-    password = addresses.redis_password_file.read_text().strip() if addresses.redis_password_file else None
+    password = read_secret(addresses.redis_password_file) if addresses.redis_password_file else None
+    if of_address := urlsplit(addresses.redis_url).password:
+        check_secret(of_address, "in DFLASH_REDIS_URL")
     connection = Redis.from_url(
         addresses.redis_url,
         **({"password": password} if password else {}),

@@ -34,6 +34,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,7 @@ from services.settings import Settings, check_settings
 from services.target import tokenizer_fingerprint
 
 RUN_NAME = re.compile(r"^[a-z0-9][a-z0-9_-]{0,63}$")
+SYNCED_AT_ONCE = 8
 CHANGEABLE_SECTIONS = {"train", "evaluate"}
 
 
@@ -263,9 +265,9 @@ def publish_folder(final: Path, fill: Callable[[Path], None]) -> bool:
         return False
     with _temporary(final, folder=True) as temporary:
         fill(temporary)
-        for path in temporary.rglob("*"):
-            if not path.is_symlink():
-                _sync(path)
+        # Together, since the file system writes its own journal once for all that wait for it.
+        with ThreadPoolExecutor(SYNCED_AT_ONCE) as pool:
+            list(pool.map(_sync, (path for path in temporary.rglob("*") if not path.is_symlink())))
         try:
             temporary.rename(final)
         except OSError:

@@ -8,19 +8,14 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.errors import UserError
+from services.section import Section
+from services.training_settings import EvaluateSettings, TrainSettings
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-
-
-class Section(BaseModel):
-    """A part of the configuration file: immutable, and strict about names."""
-
-    # Built when a file is checked: most commands check none.
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class TargetSettings(Section):
@@ -87,7 +82,7 @@ class FilterSettings(Section):
 
     languages: list[str] = Field(default=[], description="ISO 639-1 codes of those wanted; none: every language")
     language_column: str | None = Field(default=None, description="column with the language; null: it is detected")
-    reject: list[RejectRule] = []
+    reject: list[RejectRule] = Field(default=[])
 
 
 class SourceSettings(RowsSettings):
@@ -131,7 +126,7 @@ class DecontaminateSettings(Section):
     """The evaluation sets whose prompts must stay unseen."""
 
     ngram: int = Field(default=8, ge=1, description="words in a row that are enough to drop a prompt")
-    against: list[RowsSettings] = []
+    against: list[RowsSettings] = Field(default=[])
 
 
 class CorpusMix(Section):
@@ -219,95 +214,6 @@ class MergeSettings(Section):
     min_supervised_tokens: int = Field(default=2, ge=1, description="an anchor needs a token to foresee after it")
     max_length: int | None = Field(default=None, ge=2, description="tokens of a sample; null: any")
     verify: bool = Field(default=False, description="read the whole dataset and compare before it is published")
-
-
-class DraftSettings(Section):
-    """Shape of the draft model; `dflash.config.DraftConfig` checks what depends on the target."""
-
-    num_layers: int = Field(default=5, ge=1)
-    block_size: int = Field(default=32, ge=2, description="the anchor and the positions drafted after it")
-    target_layer_ids: tuple[int, ...] | None = Field(default=None, description="taps; null: spread over the target")
-    mask_token_id: int | None = Field(default=None, description="must own a row in the target's embedding")
-    init: Literal["random", "target"] = Field(default="random", description="fresh, or from the target's layers")
-    init_layer_ids: tuple[int, ...] | None = Field(default=None, description="the target's layers to begin from")
-
-
-class ObjectiveSettings(Section):
-    """The weight of each term of the loss, as `dflash.config.ObjectiveConfig` explains them."""
-
-    ce: float = Field(default=1.0, ge=0)
-    dpace: float = Field(default=0.0, ge=0)
-    kl: float = Field(default=0.0, ge=0)
-    tv: float = Field(default=0.0, ge=0)
-    lk_alpha: float = Field(default=0.0, ge=0)
-    lk_lambda: float = Field(default=0.0, ge=0)
-    dpace_alpha: float = Field(default=0.5, ge=0, le=1)
-    lk_eta: float = Field(default=3.0, gt=0)
-
-
-class AcceptanceSettings(Section):
-    """Measuring acceptance on the held-out prompts while training."""
-
-    every: int = Field(ge=1, description="steps between measurements")
-    max_new_tokens: int = Field(default=128, ge=2, description="most tokens of the target's answer to a prompt")
-    feature_cache_bytes: int = Field(default=0, ge=0, description="memory for the answers' features")
-
-
-class MemorySettings(Section):
-    """What a training process may use; a plan that is over it is refused before any weight is loaded."""
-
-    limit_bytes: int | None = Field(default=None, ge=1, description="null: what is free on a CUDA device")
-    baseline_bytes: int = Field(default=0, ge=0, description="held before anything is loaded, as measured")
-
-
-class TrainSettings(Section):
-    """How the drafter is trained. `anchors` and `block_size` carry the signal, `token_budget` only costs memory.
-
-    Apart from `job_timeout`, the keys are those of `dflash.config.TrainingConfig`.
-    """
-
-    draft: DraftSettings
-    steps: int = Field(ge=1)
-    anchors: int = Field(default=1024, ge=1)
-    anchors_per: Literal["pack", "sequence"] = "pack"
-    objective: ObjectiveSettings = ObjectiveSettings()
-    gamma: float | None = Field(default=None, gt=0, description="decay of position weights; null: by block size")
-    learning_rate: float = Field(default=6e-4, gt=0)
-    warmup_ratio: float = Field(default=0.04, ge=0, lt=1)
-    weight_decay: float = Field(default=0.0, ge=0)
-    gradient_clip: float = Field(default=1.0, gt=0)
-    token_budget: int = Field(default=49_152, ge=2, description="most tokens in one step")
-    max_batch_size: int = Field(default=64, ge=1, description="most samples in one step")
-    max_length: int = Field(default=4096, ge=2, description="longer samples are cut")
-    seed: int = Field(default=0, ge=0)
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    target_dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    device: str = "cuda"
-    threads: int | None = Field(default=None, ge=1)
-    max_draft_rows: int | None = Field(default=None, ge=2, description="most block rows in memory at once; null: all")
-    loss_chunk_blocks: int | None = Field(
-        default=None, ge=1, description="blocks whose logits are in memory at once; null: by size"
-    )
-    feature_cache_bytes: int = Field(default=0, ge=0, description="memory for features kept between epochs")
-    memory: MemorySettings = MemorySettings()
-    acceptance: AcceptanceSettings | None = Field(
-        default=None, description="measure acceptance while training and keep the best checkpoint by it"
-    )
-    checkpoint_every: int = Field(default=500, ge=1, description="steps")
-    keep: int = Field(default=3, ge=1, description="checkpoints to keep, beside the first and the best")
-    log_every: int = Field(default=10, ge=1, description="steps")
-    job_timeout: int = Field(default=14 * 24 * 3600, gt=0, description="seconds")
-
-
-class EvaluateSettings(Section):
-    """How acceptance is measured: options of `dflash evaluate`."""
-
-    max_new_tokens: int = Field(default=256, ge=2)
-    batch_size: int = Field(default=8, ge=1)
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    device: str = "cuda"
-    threads: int | None = Field(default=None, ge=1)
-    job_timeout: int = Field(default=24 * 3600, gt=0, description="seconds")
 
 
 class Settings(Section):

@@ -16,15 +16,19 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+import structlog
 from redis import Redis
+from redis.exceptions import RedisError
 from rq import Worker
 from rq.exceptions import DeserializationError
+from rq.executions import Execution
 from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.worker import BaseWorker
 
 from services.errors import UserError
 from services.heartbeats import heartbeat_file
+from services.lifetime import end_forks_with_their_parent, ends_with_this_process
 from services.metrics.worker import serve_worker_metrics
 from services.queue_names import JOB_MODULES, Stage
 from services.queues import connect, queue
@@ -83,6 +87,13 @@ class QueueWorker(BaseWorker):
 class HeartbeatWorker(QueueWorker, Worker):
     """RQ's forking worker: one job at a time, each in a process of its own."""
 
+    def maintain_heartbeats(self, job: Job, execution: Execution) -> None:
+        """While a job runs, its process needs no Redis: a restart of Redis must not end a training run."""
+        try:
+            super().maintain_heartbeats(job, execution)
+        except RedisError as error:
+            structlog.get_logger().error("redis_unreachable", job=job.id, error=str(error))
+
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
         if self.stage in STOPPED_WITH_WORKER and self.horse_pid:
@@ -128,6 +139,8 @@ def run_worker(stage: Stage, addresses: Addresses) -> None:
     serve_worker_metrics(stage, addresses, getattr(module, f"register_{stage}_metrics", None))
     make_worker = getattr(module, f"make_{stage}_worker", None) or partial(HeartbeatWorker, stage)
     worker = make_worker(connect(addresses), heartbeat_file(stage, addresses))
+    # RQ forks its scheduler and its jobs: killed, a worker must not leave them to work beside its successor.
+    end_forks_with_their_parent()
     worker.work(with_scheduler=True, logging_level="INFO")
 
 
@@ -139,7 +152,9 @@ def run_workers(stages: Sequence[Stage], command: Sequence[str]) -> int:
     serve_worker_metrics(stages[0], Addresses())
     # One port a container, which is taken now.
     environment = {name: value for name, value in os.environ.items() if name != "DFLASH_METRICS_PORT"}
-    workers = [subprocess.Popen([*command, stage], env=environment) for stage in stages]
+    workers = [
+        subprocess.Popen([*command, stage], env=environment, preexec_fn=ends_with_this_process()) for stage in stages
+    ]
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
         for worker in workers:

@@ -23,7 +23,7 @@ from services.metrics.gpu import gpu_metrics
 from services.metrics.machine import disk_metrics
 from services.metrics.operations import operations_metrics
 from services.metrics.queues import queue_metrics
-from services.metrics.training import training_metrics
+from services.metrics.training import Known, training_metrics
 from services.queues import connect
 from services.runs import Run
 from services.settings import Addresses
@@ -37,12 +37,13 @@ class StackCollector(Collector):
     def __init__(self, addresses: Addresses) -> None:
         self._addresses = addresses
         self._counters: dict[tuple[Path, object], RunCounter] = {}
+        self._ranks: dict[Path, Known] = {}
 
     def collect(self) -> Iterator[Metric]:
         addresses = self._addresses
         runs = [Run(record.parent) for record in sorted(addresses.runs.glob("*/run.json"))]
         yield from self._run_metrics(runs)
-        yield from training_metrics(runs)
+        yield from training_metrics(runs, self._ranks)
         yield from self._queue_metrics()
         yield from disk_metrics(addresses.runs)
         yield from operations_metrics(addresses.versions, addresses.releases)

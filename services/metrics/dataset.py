@@ -10,6 +10,7 @@ from prometheus_client.metrics_core import Metric
 from services.runs import Run, read_json
 
 COUNTS = ("samples", "tokens", "supervised_tokens")
+COUNTED = (*COUNTS, "truncated")
 EVALUATIONS = ("before", "after")
 
 
@@ -69,13 +70,17 @@ class DatasetFamilies:
 
     def add(self, run: Run, assembled: Iterable[dict[str, Any]], published: dict[str, dict[str, Any]]) -> None:
         """`assembled`: what assembling published, a chunk each; `published`: see `read_published`."""
-        sums: dict[str, Counter[str]] = {}
+        sums: dict[str, dict[str, int]] = {}
         dropped: dict[str, Counter[str]] = {}
         for chunk in assembled:
-            of_source = sums.setdefault(chunk["source"], Counter())
-            for name in (*COUNTS, "truncated"):
-                of_source[name] += int(chunk.get(name, 0))
-            dropped.setdefault(chunk["source"], Counter()).update(chunk["dropped"])
+            source = chunk["source"]
+            if source not in sums:
+                sums[source], dropped[source] = dict.fromkeys(COUNTED, 0), Counter()
+            of_source = sums[source]
+            for name in COUNTED:
+                of_source[name] += chunk.get(name, 0)
+            if chunk["dropped"]:
+                dropped[source].update(chunk["dropped"])
         for source, counts in sums.items():
             labels = [run.name, source]
             self.samples.add_metric(labels, counts["samples"])

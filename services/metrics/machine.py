@@ -8,12 +8,10 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 CGROUP = Path("/sys/fs/cgroup")
-# What the kernel writes for "no limit" in version 1: a number of pages that no machine has.
-NO_LIMIT = 1 << 60
 
 
 def memory_metrics(image: str, root: Path = CGROUP) -> Iterable[Metric]:
-    """Memory of this container. No series where there is no memory cgroup, and no limit where there is none."""
+    """Memory of this container; no series where the kernel counts none."""
     family = GaugeMetricFamily(
         "dflash_container_memory_bytes",
         "Memory of a container: working_set is what the kernel cannot take back, limit what it may use.",
@@ -51,10 +49,11 @@ def read_memory(root: Path) -> dict[str, int]:
         if used is None:
             continue
         found = {"working_set": max(0, used - _from_stat(folder / "memory.stat", reclaimable))}
-        for kind, name in (("peak", peak), ("limit", limit)):
-            value = _number(folder / name)
-            if value is not None and value < NO_LIMIT:
-                found[kind] = value
+        if (most := _number(folder / peak)) is not None:
+            found["peak"] = most
+        # Without a limit of its own, a container may use what the machine has.
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        found["limit"] = min(_number(folder / limit) or machine, machine)
         return found
     return {}
 

@@ -36,23 +36,34 @@ def queue_metrics(connection: Redis) -> Iterable[Metric]:
     workers = GaugeMetricFamily("dflash_workers", "Live workers by queue.", labels=["queue"])
     for stage in JOB_MODULES:
         of_stage = queue(stage, connection)
-        started = of_stage.started_job_registry
-        abandoned = connection.zcount(started.key, "-inf", time.time())
-        jobs.add_metric([stage, "waiting"], of_stage.count)
-        jobs.add_metric([stage, "running"], started.get_job_count(cleanup=False) - abandoned)
+        started = of_stage.started_job_registry.key
+        with connection.pipeline(transaction=False) as pipeline:
+            pipeline.llen(of_stage.key)
+            pipeline.lrange(of_stage.key, 0, 0)
+            pipeline.zcount(started, time.time(), "+inf")
+            pipeline.zcount(started, "-inf", time.time())
+            pipeline.zrange(started, 0, LOOKED_AT - 1)
+            pipeline.zcard(of_stage.scheduled_job_registry.key)
+            pipeline.zcard(of_stage.failed_job_registry.key)
+            count, first, alive, abandoned, entries, scheduled, failed = pipeline.execute()
+        jobs.add_metric([stage, "waiting"], count)
+        jobs.add_metric([stage, "running"], alive)
         jobs.add_metric([stage, "abandoned"], abandoned)
-        jobs.add_metric([stage, "scheduled"], of_stage.scheduled_job_registry.get_job_count(cleanup=False))
-        jobs.add_metric([stage, "failed"], of_stage.failed_job_registry.get_job_count(cleanup=False))
-        waiting.add_metric([stage], max(map(_waits, _fetch(of_stage, of_stage.get_job_ids(0, 1))), default=0.0))
-        of_running = _fetch(of_stage, started.get_job_ids(0, LOOKED_AT - 1, cleanup=False))
+        jobs.add_metric([stage, "scheduled"], scheduled)
+        jobs.add_metric([stage, "failed"], failed)
+        waiting.add_metric([stage], max(map(_waits, _fetch(of_stage, first)), default=0.0))
+        # An entry is a job's id and that of its execution.
+        of_running = _fetch(of_stage, [entry.rpartition(b":")[0] for entry in entries])
         running.add_metric([stage], max((_runs(job) for job in of_running), default=0.0))
         timeouts.add_metric([stage], max((_runs(job) / float(job.timeout or 1) for job in of_running), default=0.0))
         workers.add_metric([stage], len(Worker.all(queue=of_stage)))
     return [jobs, waiting, running, timeouts, workers]
 
 
-def _fetch(of_stage: Queue, ids: list[str]) -> list[Job]:
-    fetched = Job.fetch_many(ids, of_stage.connection, serializer=of_stage.serializer)
+def _fetch(of_stage: Queue, ids: list[bytes]) -> list[Job]:
+    if not ids:
+        return []
+    fetched = Job.fetch_many([name.decode() for name in ids], of_stage.connection, serializer=of_stage.serializer)
     return [job for job in fetched if job is not None]
 
 

@@ -5,6 +5,7 @@ A file is replaced whole at each of the rank's log intervals. That of a dead ran
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 from prometheus_client.core import GaugeMetricFamily
@@ -16,8 +17,18 @@ from services.runs import Run
 PREFIX = "dflash_training_"
 
 
-def training_metrics(runs: Iterable[Run]) -> Iterator[Metric]:
-    """Every rank's families, merged by name, and which ranks' files cannot be read."""
+class Known(NamedTuple):
+    """A file's families, as they were read when it had this stamp."""
+
+    stamp: tuple[int, int]
+    families: list[Metric]
+
+
+def training_metrics(runs: Iterable[Run], known: dict[Path, Known]) -> Iterator[Metric]:
+    """Every rank's families, merged by name, and which ranks' files cannot be read.
+
+    `known` is what was read before: a file that has not changed since is not read again.
+    """
     unreadable = GaugeMetricFamily(
         "dflash_training_metrics_unreadable", "Whether a rank's metrics cannot be read.", labels=["run", "rank"]
     )
@@ -26,7 +37,7 @@ def training_metrics(runs: Iterable[Run]) -> Iterator[Metric]:
         for path in sorted(run.rank_metrics.glob("rank-*.prom")):
             rank = path.stem.removeprefix("rank-")
             try:
-                of_rank = _read(path)
+                of_rank = _read(path, known)
             except (OSError, ValueError) as error:
                 structlog.get_logger().warning("rank_unreadable", run=run.name, rank=rank, error=str(error))
                 unreadable.add_metric([run.name, rank], 1)
@@ -42,10 +53,15 @@ def training_metrics(runs: Iterable[Run]) -> Iterator[Metric]:
     yield from families.values()
 
 
-def _read(path: Path) -> list[Metric]:
+def _read(path: Path, known: dict[Path, Known]) -> list[Metric]:
     """Raises ValueError when the file is no metrics text, or has other metrics than training's."""
+    found = path.stat()
+    stamp = (found.st_ino, found.st_mtime_ns)
+    if path in known and known[path].stamp == stamp:
+        return known[path].families
     families = list(text_string_to_metric_families(path.read_text(encoding="utf-8")))
     for family in families:
         if not family.name.startswith(PREFIX):
             raise ValueError(f"{path}: {family.name} is none of {PREFIX}*")
-    return [family for family in families if not family.name.endswith("_created")]
+    known[path] = Known(stamp, [family for family in families if not family.name.endswith("_created")])
+    return known[path].families

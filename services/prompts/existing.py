@@ -1,59 +1,73 @@
-"""What the existing corpus holds already: its prompts as token ids (merge.base), and as text where it is there."""
+"""What the existing corpus (merge.base) holds already: its prompts, of which only the token ids are left."""
 
-import hashlib
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Iterator
 
-import datasets
 import numpy as np
+import pyarrow as pa
 
+from services.dataset_folder import describe, open_dataset, read_batches
 from services.errors import UserError
-from services.settings import MergeSettings
+from services.prompts.near_duplicates import NearIndex, Signature
+from services.prompts.tasks import IndexedTokens, TokenIds, hash_of
+from services.settings import MergeSettings, NearDuplicateSettings
 
-BATCH_ROWS = 1000
-Hashes = np.ndarray[Any, np.dtype[np.uint64]]
+PROMPTS_AT_ONCE = 512
 
 
 class TokenizedPrompts:
-    """Hashes of the tokenized prompts of a corpus, 8 bytes each: what stands before a sample's first reply."""
+    """Hashes of a corpus' prompts, 8 bytes each, and their signatures where near duplicates are looked for."""
 
-    def __init__(self, merge: MergeSettings) -> None:
-        """Read the corpus that the run is merged with, or none.
+    def __init__(self, indexed: Iterable[IndexedTokens], near: NearDuplicateSettings | None) -> None:
+        hashes, signatures = [np.zeros(0, np.uint64)], []
+        for some in indexed:
+            hashes.append(some.hashes)
+            signatures.append(some.signatures)
+        self.hashes = np.unique(np.concatenate(hashes))
+        self._near = NearIndex(np.concatenate(signatures), near) if near is not None and signatures else None
 
-        Raises:
-            UserError: it is no dataset folder, or lacks a column for input_ids or loss_mask.
-        """
-        self.hashes: Hashes = np.zeros(0, np.uint64)
-        if merge.base is not None:
-            ids = merge.base_columns.get("input_ids", "input_ids")
-            mask = merge.base_columns.get("loss_mask", "loss_mask")
-            self.hashes = np.unique(np.fromiter(_prompt_hashes(merge.base, ids, mask), np.uint64))
-
-    def has(self, input_ids: np.ndarray[Any, np.dtype[np.int32]]) -> bool:
+    def has(self, input_ids: TokenIds) -> bool:
         if not len(self.hashes):
             return False
-        hashed = np.uint64(_hash(input_ids))
+        hashed = np.uint64(hash_of(input_ids))
         at = int(np.searchsorted(self.hashes, hashed))
         return at < len(self.hashes) and self.hashes[at] == hashed
 
-
-def _prompt_hashes(base: Path, ids: str, mask: str) -> Iterator[int]:
-    try:
-        loaded = datasets.load_from_disk(str(base))
-        if not isinstance(loaded, datasets.Dataset):
-            raise ValueError("it holds several splits; name the folder of one of them")
-        columns = loaded.select_columns([ids, mask]).with_format("arrow")
-        batches = columns.iter(batch_size=BATCH_ROWS)
-    except (OSError, ValueError) as error:
-        raise UserError(f"existing corpus {base}: {' '.join(str(error).split())}; see merge.base") from error
-    for batch in batches:
-        for input_ids, loss_mask in zip(batch[ids], batch[mask], strict=True):
-            supervised = loss_mask.values.to_numpy(zero_copy_only=False) == 1
-            begin = int(np.argmax(supervised)) if len(supervised) else 0
-            if begin:
-                yield _hash(input_ids.values.slice(0, begin).to_numpy(zero_copy_only=False).astype(np.int32))
+    def has_nearly(self, signed: Signature) -> bool:
+        return self._near is not None and self._near.has(signed)
 
 
-def _hash(input_ids: np.ndarray[Any, np.dtype[np.int32]]) -> int:
-    return int.from_bytes(hashlib.blake2b(input_ids.tobytes(), digest_size=8).digest(), "little")
+def tokenized_prompts(merge: MergeSettings) -> Iterator[list[TokenIds]]:
+    """The corpus' prompts, some at a time: what stands before each sample's first reply.
+
+    Raises:
+        UserError: it is no dataset folder, or lacks a column of lists for input_ids or loss_mask.
+    """
+    if merge.base is None:
+        return
+    folder = open_dataset(merge.base)
+    ids, mask = merge.base_columns.get("input_ids", "input_ids"), merge.base_columns.get("loss_mask", "loss_mask")
+    for name in (ids, mask):
+        if name not in folder.schema.names or not _is_list(folder.schema.field(name).type):
+            raise UserError(
+                f"corpus {merge.base}: no column of lists {name!r}; its columns are {describe(folder.schema)}: name "
+                "them in merge.base_columns"
+            )
+    for shard in folder.shards:
+        for batch in read_batches(shard):
+            prompts = list(_prompts(batch.column(ids), batch.column(mask)))
+            for begin in range(0, len(prompts), PROMPTS_AT_ONCE):
+                yield prompts[begin : begin + PROMPTS_AT_ONCE]
+
+
+def _prompts(ids: pa.Array, mask: pa.Array) -> Iterator[TokenIds]:
+    """A row without a supervised token has no reply, and so no prompt; merging refuses it by name."""
+    id_values, mask_values = (column.values.to_numpy(zero_copy_only=False) for column in (ids, mask))
+    id_offsets, mask_offsets = (column.offsets.to_numpy().tolist() for column in (ids, mask))
+    for begin, mask_begin, mask_end in zip(id_offsets[:-1], mask_offsets[:-1], mask_offsets[1:], strict=True):
+        supervised = mask_values[mask_begin:mask_end] == 1
+        if reply := int(np.argmax(supervised)) if len(supervised) else 0:
+            yield id_values[begin : begin + reply].astype(np.int32)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))

@@ -20,6 +20,7 @@ from huggingface_hub.errors import (
 )
 
 from services.errors import UserError
+from services.runs import Run, read_json, replace_json
 from services.settings import RowsSettings
 
 
@@ -30,18 +31,37 @@ class Fetched(NamedTuple):
     commit: str | None
 
 
-def locate(shape: RowsSettings) -> Fetched:
+def locate_for(run: Run, shape: RowsSettings) -> Fetched:
+    """The local files of a set of rows, at the commit that the run found its revision at the first time it asked.
+
+    So a run that is taken up again, and whose branch has moved meanwhile, goes on with the rows that it began with.
+
+    Raises:
+        UserError: as `locate`.
+    """
+    revision = f"{shape.dataset}@{shape.revision}"
+    commits = read_json(run.record).get("commits", {})
+    fetched = locate(shape, commits.get(revision))
+    if fetched.commit is not None and revision not in commits:
+        replace_json(run.record, {**read_json(run.record), "commits": {**commits, revision: fetched.commit}})
+    return fetched
+
+
+def locate(shape: RowsSettings, commit: str | None = None) -> Fetched:
     """The local files of a set of rows; those of the hub are fetched, or found in its cache.
+
+    Args:
+        commit: take the files of this one, whatever commit the revision is at.
 
     Raises:
         UserError: the hub cannot be reached, or the data set, its revision or its files are not there or not open.
     """
     if shape.dataset is None:
         return Fetched(shape.files, None)
-    where = f"{shape.name}: data set {shape.dataset} at {shape.revision}"
+    where = f"{shape.name}: data set {shape.dataset} at {commit or shape.revision}"
     try:
         hub = HfApi()
-        info = hub.dataset_info(shape.dataset, revision=shape.revision)
+        info = hub.dataset_info(shape.dataset, revision=commit or shape.revision)
         there = sorted(sibling.rfilename for sibling in info.siblings or [])
         names = [name for name in there if any(fnmatch(name, pattern) for pattern in shape.data_files)]
         for pattern in shape.data_files:

@@ -23,12 +23,13 @@ from services.prompts import accounts
 from services.prompts.accounts import SourceCounts
 from services.prompts.contamination import EvaluationSets
 from services.prompts.drawing import draw_prompts
-from services.prompts.hub import locate
+from services.prompts.hub import locate_for
 from services.prompts.parallel import Processes, available_processes
 from services.prompts.progress import Progress
 from services.prompts.scanning import scan_source
 from services.prompts.taken import Taken
 from services.prompts.tasks import Renderer, Shared
+from services.prompts.user_turns import turn_marks
 from services.records import write_prompts
 from services.runs import Run, publish, publish_json, read_json, record_rendering, scratch_folder
 from services.settings import Settings, SourceSettings
@@ -51,7 +52,7 @@ def prepare_run(
     """
     if run.prepared.is_file():
         return read_json(run.prepared)
-    renderer = Renderer(tokenizer, settings.render.thinking, chat.takes_tools(tokenizer))
+    renderer = Renderer(tokenizer, settings.render.thinking, chat.takes_tools(tokenizer), turn_marks(tokenizer))
     rendering = {
         "thinking": settings.render.thinking,
         "template": chat.template_fingerprint(tokenizer),
@@ -59,11 +60,13 @@ def prepare_run(
     }
     record_rendering(run, rendering)
     decontaminate, base = settings.prepare.decontaminate, settings.merge.base
-    evaluation = EvaluationSets(decontaminate, {shape.name: locate(shape).files for shape in decontaminate.against})
+    evaluation = EvaluationSets(
+        decontaminate, {shape.name: locate_for(run, shape).files for shape in decontaminate.against}
+    )
     progress = Progress(run, settings.sources)
     taken = Taken(settings)
     with Processes(Shared(settings, renderer, evaluation), processes or available_processes()) as pool:
-        taken.add_corpus(settings, pool)
+        taken.add_corpus(run, settings, pool)
         for source in settings.sources:
             if run.source_prepared(source.name).is_file():
                 progress.finish(source.name, read_json(run.source_prepared(source.name)))
@@ -98,7 +101,7 @@ def prepare_source(
     progress: Progress,
 ) -> None:
     """Publish one source, and add its prompts to those taken."""
-    located = locate(source)
+    located = locate_for(run, source)
     counts = SourceCounts(source.name, source.domain, source.quota, commit=located.commit)
     counts.files = [str(path) for path in located.files]
     with (

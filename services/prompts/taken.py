@@ -6,12 +6,12 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from services.errors import UserError
-from services.prompts.existing import TokenizedPrompts
-from services.prompts.hub import locate
+from services.prompts.existing import TokenizedPrompts, tokenized_prompts
+from services.prompts.hub import locate_for
 from services.prompts.near_duplicates import NearDuplicates
 from services.prompts.parallel import Processes
 from services.prompts.reading import read_blocks
-from services.prompts.tasks import Drawn, Shared, index_block, index_prompts
+from services.prompts.tasks import Drawn, Shared, index_block, index_prompts, index_tokens
 from services.records import read_prompt_texts
 from services.runs import Run
 from services.settings import Settings, SourceSettings
@@ -25,17 +25,19 @@ class Taken:
         self.of_corpus: set[str] = set()
         self.corpora: dict[str, Any] = {}
         self.of_run: set[str] = set()
-        self.tokenized = TokenizedPrompts(settings.merge)
+        self.tokenized = TokenizedPrompts([], near)
         self.near = NearDuplicates(near) if near is not None else None
 
-    def add_corpus(self, settings: Settings, processes: Processes[Shared]) -> None:
-        """The existing corpus as text.
+    def add_corpus(self, run: Run, settings: Settings, processes: Processes[Shared]) -> None:
+        """The existing corpus: the one to merge with, of which the token ids are left, and what there is as text.
 
         Raises:
             UserError: a file cannot be read, or holds no prompt at all.
         """
+        indexed_tokens = processes.map(index_tokens, tokenized_prompts(settings.merge))
+        self.tokenized = TokenizedPrompts(indexed_tokens, settings.prepare.deduplicate.near)
         for shape in settings.prepare.deduplicate.against:
-            files = locate(shape).files
+            files = locate_for(run, shape).files
             prompts, rejected = 0, Counter[str]()
             blocks = (block for path in files for block in read_blocks(path, shape.columns()))
             for indexed in processes.map(index_block, ((shape, block) for block in blocks)):
@@ -65,6 +67,8 @@ class Taken:
         if self.tokenized.has(drawn.input_ids):
             return "in_corpus"
         if drawn.signature is not None:
+            if self.tokenized.has_nearly(drawn.signature):
+                return "near_corpus"
             if self.near is not None and self.near.has(drawn.signature):
                 return "near"
             self._add_signature(drawn.signature)

@@ -4,6 +4,7 @@ Everything here depends on a row alone, so that any process may do it; what depe
 `prepare`.
 """
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from services.prompts.near_duplicates import Signature, signature
 from services.prompts.ranking import RECORD, Records, prompt_id, record
 from services.prompts.reading import Block, Row, parse_block
 from services.prompts.text import user_text
+from services.prompts.user_turns import TurnMarks, user_text_of
 from services.settings import FilterSettings, RowsSettings, Settings, SourceSettings
 
 TokenIds = np.ndarray[Any, np.dtype[np.int32]]
@@ -33,6 +35,7 @@ class Renderer:
     tokenizer: PreTrainedTokenizerBase
     thinking: bool | None
     tools_in_template: bool
+    turn_marks: TurnMarks | None
 
     def needs_text(self, conversation: Conversation) -> bool:
         """Whether the conversation has tools that the template would not show."""
@@ -89,6 +92,13 @@ class Drawn(NamedTuple):
     signature: Signature | None
 
 
+class IndexedTokens(NamedTuple):
+    """Of some tokenized prompts: hashes of their ids, and signatures, [prompts or 0, permutations]."""
+
+    hashes: np.ndarray[Any, np.dtype[np.uint64]]
+    signatures: Signature
+
+
 class Indexed(NamedTuple):
     """What later prompts are compared with, and the rows that are no prompts."""
 
@@ -138,6 +148,21 @@ def index_block(shared: Shared, task: tuple[RowsSettings, Block]) -> Indexed:
 def index_prompts(shared: Shared, messages: list[str]) -> list[Signature]:
     """Signatures of prompts that are published, given as the JSON texts of their messages."""
     return [signed for text in messages for signed in _signatures(shared, json.loads(text))]
+
+
+def index_tokens(shared: Shared, prompts: list[TokenIds]) -> IndexedTokens:
+    """What later prompts are compared with, of prompts of which only the token ids are left."""
+    near, marks = shared.settings.prepare.deduplicate.near, shared.renderer.turn_marks
+    hashes = np.fromiter(map(hash_of, prompts), np.uint64, len(prompts))
+    if near is None or marks is None:
+        return IndexedTokens(hashes, np.empty((0, near.permutations if near else 0), np.uint32))
+    texts = (user_text_of(shared.renderer.tokenizer, marks, input_ids.tolist()) for input_ids in prompts)
+    return IndexedTokens(hashes, np.stack([signature(text, near) for text in texts]))
+
+
+def hash_of(input_ids: TokenIds) -> int:
+    """64 bits of a hash of a prompt's ids."""
+    return int.from_bytes(hashlib.blake2b(input_ids.tobytes(), digest_size=8).digest(), "little")
 
 
 def pack(conversation: Conversation) -> bytes:

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from services.errors import UserError
-from services.stack.commands import datasets, demonstrating, generating, operating, training
+from services.stack.commands import datasets, demonstrating, generating, hosting, monitoring, operating, training
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,7 +21,7 @@ app = typer.Typer(
     missing is done. To see the whole way on a small model: [b]dflash-stack demo[/].
     """,
 )
-for topic in (generating, datasets, training, demonstrating, operating):
+for topic in (generating, datasets, training, monitoring, demonstrating, operating, hosting):
     topic.register(app)
 
 

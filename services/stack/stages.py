@@ -120,9 +120,12 @@ def train(run: Run, settings: Settings, operator: Operator, wait: bool = True) -
     """A drafter, trained to the configured step; goes on from the newest checkpoint.
 
     Raises:
-        UserError: the run has no merged dataset.
+        UserError: there is no dataset.
     """
-    if not run.merged.is_file():
+    chosen = settings.train.dataset
+    if chosen is not None and not (chosen / "state.json").is_file():
+        raise UserError(f"train.dataset {chosen}: no dataset here; make it with `dflash-stack merge ... --to {chosen}`")
+    if chosen is None and not run.merged.is_file():
         raise UserError(f"run {run.name} has no merged dataset; first `dflash-stack merge {run.name}`")
     last = run.checkpoint(settings.train.steps)
     timeout = settings.train.job_timeout
@@ -131,14 +134,14 @@ def train(run: Run, settings: Settings, operator: Operator, wait: bool = True) -
 
 
 def evaluate(run: Run, settings: Settings, which: Evaluated, operator: Operator, wait: bool = True) -> None:
-    """Acceptance on held-out prompts, of the untrained drafter (before) or of the newest checkpoint (after)."""
+    """Acceptance on held-out prompts, of the untrained drafter (before) or of the trained one (after)."""
     result, timeout = run.evaluation(which), settings.evaluate.job_timeout
     standing = partial(_evaluate_standing, run, which)
     carry_out(_single(which, "train", "evaluate", run, result, timeout, standing, names=(which,)), operator, wait)
 
 
 def export(run: Run, operator: Operator, wait: bool = True) -> None:
-    """The newest checkpoint in the layout that SGLang loads."""
+    """The trained drafter in the layout that SGLang loads."""
     carry_out(_single("export", "train", "export", run, run.export, EXPORT_TIMEOUT, unit="drafter"), operator, wait)
 
 

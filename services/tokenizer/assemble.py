@@ -20,6 +20,7 @@ from services.errors import UserError
 from services.ledger import check_balance
 from services.records import PROVENANCE_SCHEMA, SAMPLE_SCHEMA, read_prompt_rows
 from services.runs import Run, check_same_tokenizer, publish, publish_json, read_json
+from services.sample_rows import RowFaultError, examine
 from services.settings import AssembleSettings, Settings
 from services.target import model_fingerprint, vocabulary_size
 
@@ -97,7 +98,7 @@ def assemble_chunk(run: Run, settings: Settings, chunk_name: str) -> None:
     counts = ChunkCounts(chunk.chunk, chunk.source)
     kept = choose(prompts, completions, settings.assemble, counts)
     samples = join(prompts, completions, kept)
-    _check_ids(path, samples, prompts, kept, vocabulary_size(settings.target.path))
+    _check_samples(path, samples, prompts, kept, vocabulary_size(settings.target.path))
     domain = next(source.domain for source in settings.sources if source.name == chunk.source)
     origin = {
         "source": chunk.source,
@@ -198,19 +199,18 @@ def _check_prompts(path: Path, prompts: pa.Table, completions: pa.Table) -> None
         raise UserError(f"{path}: prompt {answered.most_common(1)[0][0]} is answered twice; the run's files disagree")
 
 
-def _check_ids(path: Path, samples: list[pa.RecordBatch], prompts: pa.Table, kept: list[Kept], vocabulary: int) -> None:
+def _check_samples(
+    path: Path, samples: list[pa.RecordBatch], prompts: pa.Table, kept: list[Kept], vocabulary: int
+) -> None:
     first = 0
     for batch in samples:
-        ids = batch.column("input_ids")
-        values: TokenIds = ids.values.to_numpy()
-        if values.min() < 0 or values.max() >= vocabulary:
-            outside = int(np.flatnonzero((values < 0) | (values >= vocabulary))[0])
-            row = int(np.searchsorted(ids.offsets.to_numpy(), outside, side="right")) - 1
-            prompt = prompts["prompt_id"][kept[first + row].prompt].as_py()
+        try:
+            examine(batch, vocabulary)
+        except RowFaultError as fault:
+            prompt = prompts["prompt_id"][kept[first + fault.row].prompt].as_py()
             raise UserError(
-                f"{path}: the sample of prompt {prompt} has an id outside the vocabulary of {vocabulary} "
-                f"({values[outside]}); the answers come from another model than target.path"
-            )
+                f"{path}: the sample of prompt {prompt}: {fault}; the answers come from another model than target.path"
+            ) from fault
         first += batch.num_rows
 
 

@@ -52,7 +52,9 @@ def write_index(path: Path, digests: Sequence[Digests], totals: Totals, shard: P
     about = {"version": VERSION, "bytes": stat.st_size, "totals": totals.as_json()}
     schema = INDEX_SCHEMA.with_metadata({METADATA: json.dumps(about).encode()})
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-        halves = [pa.array(np.ascontiguousarray(joined[:, half])) for half in (0, 1)]
+        # From buffers, since pa.array() would import pandas for that.
+        columns = (np.ascontiguousarray(joined[:, half]) for half in (0, 1))
+        halves = [pa.Array.from_buffers(pa.uint64(), len(joined), [None, pa.py_buffer(half)]) for half in columns]
         writer.write_batch(pa.RecordBatch.from_arrays(halves, schema=schema))
 
 

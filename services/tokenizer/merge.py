@@ -197,7 +197,9 @@ def _write_new(folder: Path, plan: Plan, selection: Selection, first: int, diges
         part = parts.pop(shard)
         write_index(index_path(folder, shard), part.digests, part.totals, folder / shard)
         provenance = pa.concat_tables(part.provenance).cast(PROVENANCE_SCHEMA)
-        pq.write_table(provenance, provenance_path(folder, shard), compression="zstd")
+        # Each prompt's name is its own: a dictionary of them would only cost.
+        repeated = [name for name in PROVENANCE_SCHEMA.names if name != "prompt_id"]
+        pq.write_table(provenance, provenance_path(folder, shard), compression="zstd", use_dictionary=repeated)
 
     with ShardWriter(folder, plan.schema, first) as writer:
         for name, run in plan.runs.items():

@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from services.chunks import Chunk, read_chunks
-from services.dataset_folder import describe
+from services.dataset_folder import END_OF_STREAM, describe
 from services.errors import UserError
 from services.ledger import check_balance
 from services.records import PROVENANCE_SCHEMA, SAMPLE_SCHEMA
@@ -159,29 +161,67 @@ def assembled_chunks(run: Run) -> list[AssembledChunk]:
 def read_groups(run: Run, chunks: Iterable[AssembledChunk]) -> Iterator[tuple[str, Group]]:
     """The samples of a run with the name of their source, in the order of its chunks."""
     for source, of_source in groupby(chunks, key=lambda assembled: assembled.chunk.source):
-        batches: list[pa.RecordBatch] = []
-        provenance: list[pa.RecordBatch] = []
+        some: list[AssembledChunk] = []
         rows = tokens = 0
-        for chunk, samples, chunk_tokens in of_source:
-            provenance += _read(run, run.provenance(chunk.chunk), PROVENANCE_SCHEMA, samples)
-            batches += _read(run, run.samples(chunk.chunk), SAMPLE_SCHEMA, samples)
-            rows += samples
-            tokens += chunk_tokens
+        for assembled in of_source:
+            some.append(assembled)
+            rows += assembled.samples
+            tokens += assembled.tokens
             if rows >= ROWS_A_GROUP or tokens >= TOKENS_A_GROUP:
-                yield source, _group(batches, provenance)
-                batches, provenance, rows, tokens = [], [], 0, 0
+                yield source, _group(run, some)
+                some, rows, tokens = [], 0, 0
         if rows:
-            yield source, _group(batches, provenance)
+            yield source, _group(run, some)
 
 
-def _read(run: Run, path: Path, schema: pa.Schema, expected: int) -> list[pa.RecordBatch]:
-    """The batches of a small file, copied into memory.
+def _group(run: Run, chunks: Sequence[AssembledChunk]) -> Group:
+    samples = _read(run, [(run.samples(chunk.chunk.chunk), chunk.samples) for chunk in chunks], SAMPLE_SCHEMA)
+    provenance = _read(run, [(run.provenance(chunk.chunk.chunk), chunk.samples) for chunk in chunks], PROVENANCE_SCHEMA)
+    return Group(samples.combine_chunks().to_batches()[0], provenance.unify_dictionaries())
+
+
+def _read(run: Run, files: Sequence[tuple[Path, int]], schema: pa.Schema) -> pa.Table:
+    """The rows of many small files, each with the rows that were counted in it, copied into memory.
+
+    Files that begin with the same schema message are read as one stream: opening a stream costs more than a
+    chunk's rows do.
 
     Raises:
-        UserError: it is damaged, of another schema, or has not the rows that were counted.
+        UserError: a file is damaged, of another schema, or has not the rows that were counted.
     """
+    beginning = _beginning(schema)
+    contents = [_content(path) for path, _ in files]
+    if all(content.startswith(beginning) and content.endswith(END_OF_STREAM) for content in contents):
+        bodies = (content[len(beginning) : -len(END_OF_STREAM)] for content in contents)
+        joined = b"".join([beginning, *bodies, END_OF_STREAM])
+        with suppress(pa.ArrowInvalid, OSError), pa.ipc.open_stream(joined) as reader:
+            table: pa.Table = reader.read_all()
+            if table.num_rows == sum(expected for _, expected in files):
+                return table
+    # One of them is damaged, or was written by another version of Arrow: one after another, so that it is named.
+    parts = [_read_one(run, path, content, schema, n) for (path, n), content in zip(files, contents, strict=True)]
+    return pa.Table.from_batches([batch for part in parts for batch in part], schema=schema)
+
+
+@cache
+def _beginning(schema: pa.Schema) -> bytes:
+    """What every stream of this schema begins with."""
+    sink = pa.BufferOutputStream()
+    pa.ipc.new_stream(sink, schema).close()
+    content: bytes = sink.getvalue().to_pybytes()
+    return content.removesuffix(END_OF_STREAM)
+
+
+def _content(path: Path) -> bytes:
     try:
-        with pa.ipc.open_stream(path.read_bytes()) as reader:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def _read_one(run: Run, path: Path, content: bytes, schema: pa.Schema, expected: int) -> list[pa.RecordBatch]:
+    try:
+        with pa.ipc.open_stream(content) as reader:
             batches = list(reader)
             found = reader.schema
     except (OSError, pa.ArrowInvalid) as error:
@@ -193,8 +233,3 @@ def _read(run: Run, path: Path, schema: pa.Schema, expected: int) -> list[pa.Rec
         )
     check_balance(f"{path}", expected, {"rows": sum(batch.num_rows for batch in batches)})
     return batches
-
-
-def _group(batches: Sequence[pa.RecordBatch], provenance: Sequence[pa.RecordBatch]) -> Group:
-    samples = pa.Table.from_batches(batches, schema=SAMPLE_SCHEMA).combine_chunks().to_batches()[0]
-    return Group(samples, pa.Table.from_batches(provenance, schema=PROVENANCE_SCHEMA).unify_dictionaries())

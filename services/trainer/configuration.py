@@ -7,24 +7,44 @@ from pathlib import Path
 from dflash.config import TrainingConfig
 from services.errors import UserError
 from services.records import read_prompts
-from services.runs import Run
+from services.runs import Run, read_json
 from services.settings import Settings
 
 
 def training_config(run: Run, settings: Settings, held_out: Path) -> TrainingConfig:
     """What `dflash train` gets; `held_out` is the file of held-out prompts, to be there if acceptance is measured."""
-    values = settings.train.model_dump(exclude={"job_timeout"})
+    values = settings.train.model_dump(exclude={"job_timeout", "dataset"})
     if settings.train.acceptance is not None:
         values["acceptance"]["prompts"] = held_out
-    return TrainingConfig(**values, target=settings.target.path, dataset=run.dataset, output=run.training)
+    return TrainingConfig(
+        **values, target=settings.target.path, dataset=training_dataset(run, settings), output=run.training
+    )
 
 
-def evaluation_arguments(run: Run, settings: Settings, name: str, step: int, prompts: Path) -> list[str]:
-    """Options of `dflash evaluate` for the checkpoint of `step`; all evaluations share the target's own answers."""
+def training_dataset(run: Run, settings: Settings) -> Path:
+    """The dataset to train on: the one that the settings name, else the run's own.
+
+    Raises:
+        UserError: a merge made it with another tokenizer than the run's.
+    """
+    dataset = settings.train.dataset
+    if dataset is None:
+        return run.dataset
+    record, rendering = dataset / run.merged.name, read_json(run.record).get("rendering")
+    if rendering and record.is_file() and read_json(record)["tokenizer"] != rendering["tokenizer"]:
+        raise UserError(
+            f"train.dataset {dataset}: merged for another tokenizer than run {run.name}'s; name another dataset"
+        )
+    return dataset
+
+
+def evaluation_arguments(run: Run, settings: Settings, name: str, draft: Path, prompts: Path) -> list[str]:
+    """Options of `dflash evaluate` for a drafter; all evaluations share the target's own answers."""
     options = {
         "target": settings.target.path,
-        "draft": run.checkpoint(step),
+        "draft": draft,
         "prompts": prompts,
+        "dataset": run.dataset,
         "report": run.evaluation(name),
         "rollouts": prompts.with_name("rollouts.jsonl"),
         "max-new-tokens": settings.evaluate.max_new_tokens,
@@ -48,5 +68,10 @@ def held_out_lines(run: Run, settings: Settings) -> Iterator[str]:
         raise UserError(f"run {run.name} has no held-out prompts; set held_out for a source and prepare a new run")
     for path in paths:
         for prompt in read_prompts(path):
-            content = {"prompt_id": prompt.prompt_id, "source": prompt.source, "input_ids": prompt.input_ids}
+            content = {
+                "prompt_id": prompt.prompt_id,
+                "source": prompt.source,
+                "input_ids": prompt.input_ids,
+                "thinking": settings.render.thinking,
+            }
             yield json.dumps(content) + "\n"

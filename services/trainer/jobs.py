@@ -23,25 +23,27 @@ def train(run_name: str) -> None:
 
 
 def evaluate(run_name: str, which: str) -> None:
-    """Measure acceptance of the untrained drafter (`before`) or of the fully trained one (`after`)."""
+    """Measure acceptance of the untrained drafter (`before`) or of the trained one (`after`).
+
+    That is the best checkpoint where acceptance was measured while training, else the last.
+    """
     run, settings = _open(run_name)
     if run.evaluation(which).is_file():
         return
-    step = {"before": 0, "after": settings.train.steps}[which]
-    _check_trained(run, step)
+    _check_trained(run, 0 if which == "before" else settings.train.steps)
+    draft = run.checkpoint(0) if which == "before" else run.training
     _publish_held_out(run, settings)
-    arguments = evaluation_arguments(run, settings, which, step, _held_out(run))
+    arguments = evaluation_arguments(run, settings, which, draft, _held_out(run))
     run_dflash(run.root / "evaluation" / f"{which}.log", "evaluate", *arguments)
 
 
 def export(run_name: str) -> None:
-    """Publish the fully trained drafter as SGLang loads it."""
+    """Publish the trained drafter (the best checkpoint where acceptance was measured) as SGLang loads it."""
     run, settings = _open(run_name)
     if run.export.is_dir():
         return
     _check_trained(run, settings.train.steps)
-    checkpoint = run.checkpoint(settings.train.steps)
-    run_dflash(run.training / "export.log", "export", checkpoint, run.export, "--target", settings.target.path)
+    run_dflash(run.training / "export.log", "export", run.training, run.export, "--target", settings.target.path)
 
 
 def _open(run_name: str) -> tuple[Run, Settings]:

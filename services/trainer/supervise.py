@@ -9,6 +9,7 @@ from types import FrameType
 import structlog
 
 from services.errors import UserError
+from services.lifetime import ends_with_this_process
 
 USER_ERROR_STATUS = 1
 
@@ -20,6 +21,8 @@ class StoppedError(Exception):
 def run_dflash(log: Path, *arguments: str | Path) -> None:
     """Run the command `dflash` with its output going to `log`, and pass SIGTERM on to it.
 
+    Should this process be killed, the kernel sends it SIGTERM too: it ends with a checkpoint.
+
     Raises:
         UserError: it told of a user's mistake; its line is passed on.
         StoppedError: it was stopped by SIGTERM.
@@ -29,7 +32,13 @@ def run_dflash(log: Path, *arguments: str | Path) -> None:
     command = [sys.executable, "-m", "dflash", *map(str, arguments)]
     stopped = False
     with log.open("ab") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            preexec_fn=ends_with_this_process(),
+        )
 
         def stop(number: int, _frame: FrameType | None) -> None:
             nonlocal stopped

@@ -114,12 +114,14 @@ def bench_merge(console: Console, base_rows: int, new_rows: int, rounds: int) ->
     console.print(table)
     samples = measured["merge, verified"][0].result["samples"]
     console.print(f"samples after the merge: {samples:,}; the base's files are as they were")
-    results += bench_read(console, corpus, rounds)
+    longer = FOLDER / f"corpus-long-{base_rows // 30}"
+    make_corpus(longer, base_rows // 30, PROMPT_TOKENS + GENERATED_TOKENS)
+    results += bench_read(console, longer, rounds)
     return results
 
 
 def bench_read(console: Console, corpus: Path, rounds: int) -> list[dict[str, Any]]:
-    """The verifying read against `cat`, from the disk and from memory."""
+    """The verifying read against `cat`, from the disk and from memory, on samples as long as the story's."""
     shards = open_dataset(corpus).shards
     size = sum(shard.stat().st_size for shard in shards) / 1e6
     table = _table(console, f"reading {size:,.0f} MB", "from", "way", "MB/s", "x cat", "peak MB")

@@ -91,6 +91,7 @@ class WrittenRank:
         self.step += steps
         for name, amount in {"steps": 1, "tokens": 640, "draft_rows": 256, "samples": 8}.items():
             self._count(name, amount * steps)
+        self._count("step_downs", 0, setting="token_budget")
         for part, share in PARTS.items():
             self._count("part_seconds", share * seconds if steps else 0, part=part)
         loss = 2 + 8 * math.exp(-self.step / 200) if self.finite else math.nan

@@ -76,6 +76,7 @@ class FakeSglang:
         poison: int | None = None,
         keep_requests: bool = True,
         gateway: bool = False,
+        host: str = "127.0.0.1",
     ) -> None:
         self.model = model
         self.fault = fault
@@ -88,6 +89,7 @@ class FakeSglang:
         self.poison = poison
         self.keep_requests = keep_requests
         self.gateway = gateway
+        self.host = host
         self.asked: Counter[int] = Counter()
         self.requests: list[dict[str, Any]] = []
         self.in_flight = 0
@@ -149,7 +151,7 @@ class FakeSglang:
             )
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", self.port, backlog=2048, reuse_address=True)
+        site = web.TCPSite(runner, self.host, self.port, backlog=2048, reuse_address=True)
         await site.start()
         self.port = self.port or runner.addresses[0][1]
         try:
@@ -305,6 +307,8 @@ def random_faults(rate: float, seed: int) -> Callable[[int, int], Fault]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--model", default="target")
     parser.add_argument("--context", type=int, default=1 << 20)
     parser.add_argument("--fault-rate", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -316,6 +320,8 @@ def main() -> None:
     options = parser.parse_args()
     load = Load(**{name: getattr(options, name) for name in vars(Load())})
     fake = FakeSglang(
+        options.model,
+        host=options.host,
         fault=random_faults(options.fault_rate, options.port) if options.fault_rate else no_fault,
         context=options.context,
         load=load,

@@ -68,7 +68,8 @@ def start_worker(redis: Redis) -> Iterator[Callable[[], subprocess.Popen[bytes]]
     yield start
     for worker in workers:
         # It passes the signal on to its job, which is in a process group of its own.
-        worker.terminate()
+        if worker.poll() is None:
+            worker.terminate()
         try:
             worker.wait(60)
         except subprocess.TimeoutExpired:
@@ -82,6 +83,18 @@ def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
     while not condition():
         assert time.monotonic() < deadline, "timed out"
         time.sleep(0.1)
+
+
+def in_session(session: int) -> list[int]:
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if session_of(pid) == session]
+
+
+def session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
 
 
 def set_steps(run: Run, steps: int) -> None:
@@ -123,6 +136,20 @@ def test_a_stopped_worker_leaves_a_checkpoint_from_which_the_next_goes_on(
     start_worker()
     resumed = run.training / "run.json"
     wait_until(lambda: read_json(resumed)["resumed_at_step"] == stopped_at)
+
+
+def test_a_killed_worker_leaves_no_process_and_its_training_a_checkpoint(
+    run: Run, redis: Redis, start_worker: Callable[[], subprocess.Popen[bytes]]
+) -> None:
+    enqueue("train", redis, "train", "t", job_timeout=600)
+    worker = start_worker()
+    wait_until(run.training_metrics.is_file)
+    # The worker, RQ's scheduler, the job, and the training itself.
+    assert len(in_session(worker.pid)) >= 4
+    worker.kill()
+    worker.wait()
+    wait_until(lambda: not in_session(worker.pid), 60)
+    assert list((run.training / "checkpoints").glob("step-*"))
 
 
 def test_a_mistake_reaches_whoever_waits_as_one_line(

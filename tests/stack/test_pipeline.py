@@ -1,46 +1,25 @@
 """The whole way in containers: the cpu images, their compose file, a real server and queue, and a small run."""
 
 import json
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
+from stack_under_test import ROOT, StackUnderTest, make_stack
 
 from services.runs import Run
 from services.settings import check_settings, load_settings
-from services.stack.demo.containers import write_stack_files
+from services.stack.operate.project import open_project
+from services.stack.operate.smoke import smoke_before_start, smoke_serving
 from services.stack.report import collect_report
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
-ROOT = Path(__file__).parents[2]
-DEMO = ROOT / "var" / "demo"
-PROJECT = "dflash-stack-test"
 RUN = "small"
 
 
-def compose(*arguments: str, env_file: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-    command = [
-        "docker",
-        "compose",
-        "--project-name",
-        PROJECT,
-        "--env-file",
-        str(env_file),
-        "--file",
-        "compose.cpu.yaml",
-    ]
-    finished = subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert not check or finished.returncode == 0, f"{arguments}: {finished.stdout[-2000:]}\n{finished.stderr[-6000:]}"
-    return finished
-
-
 @pytest.fixture(scope="module")
-def env_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`.env` and configuration of a run that is small enough for every check."""
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackUnderTest]:
+    """The whole stack, built and up, for a run that is small enough for every check."""
     content = load_settings(ROOT / "config" / "demo.yaml").model_dump(mode="json")
     for source in content["sources"]:
         source.update(quota=3, held_out=1)
@@ -48,40 +27,22 @@ def env_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     content["train"].update(steps=6, checkpoint_every=3, log_every=2)
     content["evaluate"].update(max_new_tokens=12)
     folder = tmp_path_factory.mktemp("stack")
-    (folder / "data").symlink_to(DEMO / "data")
+    (folder / "data").symlink_to(ROOT / "var" / "demo" / "data")
     settings = check_settings(content, where="small configuration")
-    write_stack_files(settings, folder, folder / "env")
-    with (folder / "env").open("a") as file:
-        file.write(
-            "".join(f"{name}={os.environ[name]}\n" for name in ("WHEELHOUSE", "BASE_IMAGE") if name in os.environ)
-        )
-    return folder / "env"
-
-
-@pytest.fixture(scope="module")
-def stack(env_file: Path) -> Iterator[Path]:
-    """The stack, built and up; its containers and volumes are removed at the end."""
-    compose("build", env_file=env_file)
+    stack = make_stack(folder, settings, "dflash-stack-test", {"PRODUCERS": "2"})
+    stack.compose("build")
     try:
-        up = compose(
-            "up", "--detach", "--wait", "--wait-timeout", "600", "--scale", "producer=2", env_file=env_file, check=False
-        )
-        logs = compose("logs", "--tail", "30", env_file=env_file).stdout
-        assert up.returncode == 0, f"{up.stderr[-2000:]}\n{logs[-8000:]}"
-        yield env_file
+        stack.up("redis", "sglang", "producer", "tokenizer", "trainer")
+        yield stack
     finally:
-        compose("down", "--volumes", "--timeout", "20", env_file=env_file)
+        stack.down()
 
 
-def operate(*arguments: str, env_file: Path) -> str:
-    return compose("run", "--rm", "--no-TTY", "operator", *arguments, env_file=env_file).stdout
-
-
-def test_a_run_goes_the_whole_way_and_every_number_adds_up(stack: Path, tmp_path: Path) -> None:
-    operate("prepare", RUN, "--config", "/config/config.yaml", env_file=stack)
+def test_a_run_goes_the_whole_way_and_every_number_adds_up(stack: StackUnderTest, tmp_path: Path) -> None:
+    stack.operator("prepare", RUN, "--config", "/config/config.yaml")
     for stage in ("submit", "merge", "train", "evaluate", "export"):
-        operate(stage, RUN, env_file=stack)
-    compose("cp", "tokenizer:/runs/.", str(tmp_path), env_file=stack)
+        stack.operator(stage, RUN)
+    stack.compose("cp", "tokenizer:/runs/.", str(tmp_path))
     report = collect_report(Run(tmp_path / RUN))
 
     assert sum(counts["prompts"] for counts in report["generated"].values()) == 12
@@ -101,28 +62,26 @@ def test_a_run_goes_the_whole_way_and_every_number_adds_up(stack: Path, tmp_path
     assert exported["architectures"] == ["DFlashDraftModel"]
 
 
-def test_every_service_is_healthy_and_none_runs_as_root(stack: Path) -> None:
-    lines = compose("ps", "--format", "json", env_file=stack).stdout.splitlines()
+def test_every_service_is_healthy_and_none_runs_as_root(stack: StackUnderTest) -> None:
+    lines = stack.compose("ps", "--format", "json").stdout.splitlines()
     services = [json.loads(line) for line in lines]
     assert {service["Service"] for service in services} == {"redis", "sglang", "producer", "tokenizer", "trainer"}
     assert sum(service["Service"] == "producer" for service in services) == 2
     for service in services:
         assert service["Health"] == "healthy", service
-        assert compose("exec", "--no-TTY", service["Service"], "id", "-u", env_file=stack).stdout.strip() != "0"
+        assert stack.compose("exec", "--no-TTY", service["Service"], "id", "-u").stdout.strip() != "0"
 
 
-def test_a_mistake_is_one_line_in_a_container_too(stack: Path) -> None:
-    command = ("run", "--rm", "--no-TTY", "operator", "status", "no-such-run")
-    finished = compose(*command, env_file=stack, check=False)
+def test_a_mistake_is_one_line_in_a_container_too(stack: StackUnderTest) -> None:
+    finished = stack.compose("run", "--rm", "--no-TTY", "operator", "status", "no-such-run", check=False)
     assert finished.returncode == 1
     (line,) = [line for line in finished.stderr.splitlines() if line.startswith("error:")]
     assert "no run 'no-such-run'" in line
     assert "Traceback" not in finished.stderr
 
 
-def test_the_gpu_stack_is_a_valid_compose_file(env_file: Path) -> None:
-    command = ["docker", "compose", "--env-file", str(env_file), "--file", "compose.yaml", "--profile", "*", "config"]
-    rendered = yaml.safe_load(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
-    servers: dict[str, Any] = {name: part for name, part in rendered["services"].items() if name.startswith("sglang-")}
-    devices = [part["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] for part in servers.values()]
-    assert sorted(devices) == [[str(card)] for card in range(8)]
+def test_the_server_of_the_stack_generates_when_its_smoke_check_asks(stack: StackUnderTest) -> None:
+    project = open_project(ROOT, stack.env_file)
+    assert smoke_serving(project, "sglang") == "the server generated 8 tokens"
+    assert "tokenizes with the target's tokenizer" in smoke_before_start(project, "tokenizer")
+    assert smoke_before_start(project, "producer") == "the producer's jobs load"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from .fatbin import MACHINE_CODE, code_in
 from .installation import CARD, Fault, Installation
@@ -18,6 +19,17 @@ LOADER = "/lib64/ld-linux-x86-64.so.2"
 FOLDERS = ("sgl_kernel", "torch/lib")
 TORCH = ("c10", "torch", "torch_python", "c10_cuda", "torch_cuda")
 """What `import torch` has loaded by the time that an extension is."""
+
+
+class Unresolved(NamedTuple):
+    """What the loader lacks for one library."""
+
+    refused: str | None
+    """Why it does not take the library at all."""
+    missing: list[str]
+    """Libraries that are not found."""
+    undefined: list[str]
+    """Symbols that nothing it loads has."""
 
 
 def nvrtc(installation: Installation) -> Iterator[Fault]:
@@ -42,8 +54,10 @@ def resolved(installation: Installation) -> Iterator[Fault]:
     """every library of sgl_kernel and torch finds what it links to"""
     for folder in FOLDERS:
         for library in sorted((installation.site_packages / folder).rglob("*.so*")):
-            missing, undefined = unresolved(library, installation)
+            refused, missing, undefined = unresolved(library, installation)
             name = library.relative_to(installation.site_packages)
+            if refused:
+                yield Fault(f"{name} does not load: {refused}", "build the image again from its lock")
             if missing:
                 yield Fault(
                     f"{name} needs {', '.join(missing)}, which the loader does not find",
@@ -59,8 +73,8 @@ def resolved(installation: Installation) -> Iterator[Fault]:
                 )
 
 
-def unresolved(library: Path, installation: Installation) -> tuple[list[str], list[str]]:
-    """Libraries and symbols that the loader cannot give to one library, the driver's left out.
+def unresolved(library: Path, installation: Installation) -> Unresolved:
+    """What the loader cannot give to one library, the driver's left out.
 
     The loader is asked to load it as Python would, after torch's own, and to bind every symbol; nothing is run.
     """
@@ -75,13 +89,15 @@ def unresolved(library: Path, installation: Installation) -> tuple[list[str], li
     return parse_trace(result.stdout + result.stderr, library)
 
 
-def parse_trace(output: str, library: Path) -> tuple[list[str], list[str]]:
-    """The missing libraries, and one library's undefined symbols, in a trace of the loader; the driver's left out."""
+def parse_trace(output: str, library: Path) -> Unresolved:
+    """What a trace of the loader says about one library; the driver's libraries and symbols are left out."""
+    refused = re.search(rf"object '{re.escape(str(library))}' .*cannot be preloaded \((.*)\)", output)
     missing = re.findall(r"^\s*(\S+) => not found", output, flags=re.MULTILINE)
     undefined = re.findall(
         rf"symbol:? (\S+?),? .*\({re.escape(str(library))}\)$", output.replace("\t", " "), flags=re.MULTILINE
     )
-    return (
+    return Unresolved(
+        refused[1] if refused else None,
         [name for name in _once(missing) if not DRIVER.match(name)],
         [symbol for symbol in _once(undefined) if not DRIVER_SYMBOL.match(symbol)],
     )

@@ -1,6 +1,5 @@
 """The demo's materials for `compose.cpu.yaml`: a configuration with the containers' paths, and an `.env`."""
 
-import secrets
 from pathlib import Path
 
 import yaml
@@ -9,6 +8,7 @@ from services.errors import UserError
 from services.settings import Settings, check_settings
 from services.stack.demo.materials import fetch_prompts, make_corpus, make_target
 from services.stack.demo.processes import processes_in
+from services.stack.operate.secret_folder import make_secrets
 
 # Where compose.services.yaml mounts MODEL_DIR and DATA_DIR.
 MODEL_IN_CONTAINER = Path("/model")
@@ -38,21 +38,23 @@ def settings_in_containers(settings: Settings, folder: Path) -> Settings:
 
 
 def write_stack_files(settings: Settings, folder: Path, env_file: Path) -> None:
-    """Write the containers' configuration into `folder`, and `env_file` unless it is there: it may hold secrets."""
+    """Write the containers' configuration into `folder`, and `env_file` with its secrets unless it is there."""
     config = folder / "stack.yaml"
     content = settings_in_containers(settings, folder).model_dump(mode="json")
     config.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     if env_file.exists():
         return
+    secrets = env_file.with_name("secrets").resolve()
+    make_secrets(secrets)
     variables = {
-        "REDIS_PASSWORD": secrets.token_hex(24),
-        "GRAFANA_PASSWORD": secrets.token_hex(12),
+        "COMPOSE_FILE": "compose.cpu.yaml",
+        "COMPOSE_PROFILES": "generate,train",
+        "SECRETS_DIR": secrets,
         "MODEL_DIR": settings.target.path.resolve(),
         "SERVED_NAME": settings.target.served_name,
         "DATA_DIR": (folder / "data").resolve(),
         "CONFIG_FILE": config.resolve(),
     }
-    env_file.touch(mode=0o600)
     env_file.write_text("".join(f"{name}={value}\n" for name, value in variables.items()), encoding="utf-8")
 
 

@@ -4,7 +4,6 @@ Every process inherits a mark in its environment. Ending the demo, or taking up 
 ending whatever carries the mark: servers, their children, and jobs whose worker died before them.
 """
 
-import ctypes
 import os
 import signal
 import socket
@@ -17,12 +16,12 @@ from functools import partial
 from pathlib import Path
 
 from services.errors import UserError
+from services.lifetime import ends_with_this_process
 
 MARK = "DFLASH_DEMO"
 # Seconds: for each process to end its own children in order, then for whatever is left, then before giving up.
 ORDERLY_GRACE = 6.0
 GRACE = 10.0
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -56,7 +55,7 @@ class Processes:
                 stderr=subprocess.STDOUT,
                 env=self.environment(environment),
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=ends_with_this_process(),
             )
 
     def run(self, name: str, command: Sequence[str | Path]) -> None:
@@ -152,11 +151,6 @@ def _fast_arithmetic() -> dict[str, str]:
 
 def _interrupt(_number: int, _frame: object) -> None:
     raise KeyboardInterrupt
-
-
-def _end_with_parent() -> None:
-    # Runs in the child between fork and exec: the kernel sends it SIGTERM when the demo dies, however it dies.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _end(find: Callable[[], list[int]]) -> None:

@@ -15,7 +15,7 @@ def run_ranks(config: TrainingConfig, folder: Path, stop_after: int | None = Non
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "dflash.train", "dflash.target_rank"])
     folder.mkdir(parents=True, exist_ok=True)
-    arguments = (config.model_dump_json(), str(folder / config.output.name), stop_after)
+    arguments = (config.model_dump_json(), str(folder / f"{config.output.name}.ranks"), stop_after)
     processes = [
         context.Process(target=_take_part, args=(rank, *arguments)) for rank in range(config.topology.processes)
     ]

@@ -27,12 +27,12 @@ def prompts(count: int) -> list[list[int]]:
 
 
 def learnt(target: Target, prompts: list[list[int]], length: int) -> list[dict[str, Any]]:
-    """Samples of the target's own answers."""
+    """Samples of the target's own answers; the first token counts as prompt, or the prompts would not be held out."""
     answers = [greedy_decode(target, prompt, length).tokens for prompt in prompts]
     return [
         {
             "input_ids": prompt + answer,
-            "loss_mask": [0] * len(prompt) + [1] * len(answer),
+            "loss_mask": [0] * (len(prompt) + 1) + [1] * (len(answer) - 1),
             "seq_len": len(prompt) + len(answer),
         }
         for prompt, answer in zip(prompts, answers, strict=True)
@@ -45,7 +45,10 @@ def run(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Traini
     folder = Path(tmp_path_factory.mktemp("measured"))
     target = load_target(target_folder, torch.float32)
     held_out = prompts(4)
-    lines = [{"prompt_id": f"p{i}", "source": "ab"[i % 2], "input_ids": ids} for i, ids in enumerate(held_out)]
+    lines = [
+        {"prompt_id": f"p{i}", "source": "ab"[i % 2], "input_ids": ids, "thinking": i < 3}
+        for i, ids in enumerate(held_out)
+    ]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     config = training_config(
         target_folder,
@@ -89,6 +92,9 @@ def test_the_curve_is_what_decoding_gives_by_source(run: TrainingConfig) -> None
         made = [length for lengths in found for length in lengths]
         assert lines[-1]["by_source"][source]["acceptance_length"] == pytest.approx(sum(made) / len(made))
         assert lines[-1]["by_source"][source]["verifications"] == len(made)
+    thinking = lines[-1]["by_thinking"]
+    assert {mode: part["prompts"] for mode, part in thinking.items()} == {"off": 1, "on": 3}
+    assert sum(part["verifications"] for part in thinking.values()) == lines[-1]["verifications"]
     assert lines[-1]["tokens"] == sum(1 + sum(lengths) for lengths in decoded)
     assert lines[-1]["acceptance_length"] > lines[0]["acceptance_length"]
 

@@ -20,6 +20,7 @@ from dflash.export import export_draft, load_draft, write_draft
 from dflash.initialize import initialize
 from dflash.report import build_report, is_degenerate
 from dflash.target import Target, load_target
+from tests.unit.dflash.conftest import tiny_model, write_dataset
 
 DRAFT = DraftConfig(num_layers=2, block_size=4, mask_token_id=96)
 
@@ -161,8 +162,67 @@ def test_rollouts_of_other_settings_are_refused(target_folder: Path, draft_folde
         evaluate(evaluation(target_folder, draft_folder, tmp_path, max_new_tokens=13))
 
 
-def record(tokens: list[int], lengths: list[int]) -> dict[str, Any]:
-    return {"prompt_id": "p", "source": "s", "tokens": tokens, "acceptance_lengths": lengths, "seconds": 1.0}
+def test_sampling_is_reproducible_whatever_runs_together(
+    target_folder: Path, draft_folder: Path, tmp_path: Path
+) -> None:
+    reports = []
+    for batch_size in (1, 4):
+        folder = tmp_path / str(batch_size)
+        folder.mkdir()
+        report = evaluate(
+            evaluation(target_folder, draft_folder, folder, temperature=1.0, top_k=20, batch_size=batch_size)
+        )
+        assert report["lossless"]["lossless"] is None
+        assert report["overall"]["acceptance_length"] == pytest.approx(
+            (report["overall"]["tokens"] - 4) / report["overall"]["verifications"]
+        )
+        reports.append([json.loads(line) for line in (folder / "report.journal.jsonl").read_text().splitlines()[1:]])
+    alone, together = ([record["tokens"] for record in report] for report in reports)
+    assert alone == together
+    with pytest.raises(DflashError, match=r"made with other settings \(sampling\)"):
+        evaluate(evaluation(target_folder, draft_folder, tmp_path / "1", temperature=0.5))
+
+
+def test_trees_stand_beside_the_chain(target_folder: Path, draft_folder: Path, tmp_path: Path) -> None:
+    report = evaluate(evaluation(target_folder, draft_folder, tmp_path, tree_budget=40))
+    assert report["tree_lossless"]["lossless"]
+    overall, tree = report["overall"], report["overall"]["tree"]
+    assert tree["tokens"] == overall["tokens"] == report["tree_lossless"]["compared_tokens"]
+    assert tree["acceptance_length"] > overall["acceptance_length"]
+    assert tree["verifications"] == sum(part["tree"]["verifications"] for part in report["by_source"].values())
+    with pytest.raises(ValueError, match="decoded greedily, with temperature 0"):
+        evaluation(target_folder, draft_folder, tmp_path, tree_budget=4, temperature=1.0)
+
+
+def test_prompts_of_the_training_data_are_refused(target_folder: Path, draft_folder: Path, tmp_path: Path) -> None:
+    seen = {"input_ids": [7, 9, 22, 4, 4], "loss_mask": [0, 0, 0, 1, 1], "seq_len": 5}
+    begins_alike = {"input_ids": [5, 9, 20, 4, 4], "loss_mask": [0, 0, 0, 0, 1], "seq_len": 5}
+    dataset = write_dataset(tmp_path / "data", [begins_alike, seen])
+    with pytest.raises(DflashError, match=r"1 of 4 prompts are in the training data .*, for example p2 in row 1"):
+        evaluate(evaluation(target_folder, draft_folder, tmp_path, dataset=dataset))
+    write_dataset(tmp_path / "others", [begins_alike])
+    assert evaluate(evaluation(target_folder, draft_folder, tmp_path, dataset=tmp_path / "others"))["overall"]
+
+
+def test_a_hybrid_target_is_counted_on_its_own_answers(tmp_path: Path) -> None:
+    tiny_model("qwen3_5", True).save_pretrained(tmp_path / "target")
+    target = load_target(tmp_path / "target", torch.float32)
+    write_draft(initialize(DRAFT, target, seed=0), tmp_path / "draft", torch.float32)
+    report = evaluate(evaluation(tmp_path / "target", tmp_path / "draft", tmp_path))
+    overall = report["overall"]
+    assert "cannot be verified in blocks" in report["not_decoded"]
+    assert overall["acceptance_length"] == pytest.approx((overall["tokens"] - 4) / overall["verifications"])
+    assert overall["tokens_per_second"] is None
+    assert report["lossless"]["lossless"] is None
+    for changes in ({"temperature": 1.0}, {"tree_budget": 4}):
+        with pytest.raises(DflashError, match="evaluate with temperature 0 and without tree_budget"):
+            evaluate(evaluation(tmp_path / "target", tmp_path / "draft", tmp_path, **changes))
+
+
+def record(tokens: list[int], lengths: list[int], **changes: Any) -> dict[str, Any]:
+    values = {"prompt_id": "p", "source": "s", "thinking": None, "seconds": 1.0, "tree": None}
+    counted = {"guesses": 18, "near": 9, "starts": 6, "oracle": 12}
+    return {**values, "tokens": tokens, "acceptance_lengths": lengths, "counted": counted, **changes}
 
 
 def test_a_difference_is_a_mismatch_unless_the_target_was_undecided() -> None:
@@ -185,6 +245,21 @@ def test_acceptance_counts_kept_tokens_and_positions() -> None:
         0.0,
     ]
     assert (overall["tokens_per_second"], overall["target_alone_tokens_per_second"]) == (7.0, 3.5)
+    assert overall["tokens_per_target_call"] == 7 / 4
+    assert (overall["recall"], overall["oracle_length"]) == (0.5, 2.0)
+
+
+def test_the_report_keeps_thinking_modes_apart() -> None:
+    own = {"tokens": [1] * 4, "gaps": [1.0] * 4, "seconds": 1.0}
+    pairs = [(record([1] * 4, [3], thinking=mode), own) for mode in (True, True, False, None)]
+    parts = build_report(pairs, block_size=4, tie_gap=0.0)["by_thinking"]
+    assert {mode: part["prompts"] for mode, part in parts.items()} == {"on": 2, "off": 1, "not set": 1}
+
+
+def test_sampled_answers_are_not_compared() -> None:
+    pairs = [(record([1, 2], [1]), {"tokens": [3, 4], "seconds": 1.0})]
+    lossless = build_report(pairs, block_size=4, tie_gap=0.0)["lossless"]
+    assert (lossless["lossless"], lossless["compared_tokens"], lossless["mismatches"]) == (None, 0, [])
 
 
 def test_a_loop_at_the_end_is_degenerate() -> None:
@@ -204,9 +279,14 @@ def test_the_command_line_exports_and_evaluates(target_folder: Path, draft_folde
         for name in ("draft", "prompts", "report", "rollouts")
         for text in (f"--{name}", str(getattr(config, name)))
     ]
-    result = runner.invoke(app, ["evaluate", *target, *options, "--max-new-tokens", "6"])
+    result = runner.invoke(app, ["evaluate", *target, *options, "--max-new-tokens", "6", "--tree-budget", "3"])
     assert result.exit_code == 0, result.output
-    assert "acceptance length" in result.output
+    assert "greedy: " in result.output
+    assert "greedy with trees: " in result.output
+    sampled = ["--temperature", "0.8", "--top-p", "0.9", "--rollouts", str(tmp_path / "sampled.jsonl")]
+    result = runner.invoke(app, ["evaluate", *target, *options, "--max-new-tokens", "6", *sampled])
+    assert result.exit_code == 0, result.output
+    assert "sampled: distributed as the target alone samples" in result.output
 
 
 def test_a_users_mistake_is_one_line_and_exit_code_one(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Lock, Thread
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,7 @@ from dflash.cli import app
 from dflash.config import DraftConfig
 from dflash.decode import SpeculativeOutput
 from dflash.errors import DflashError
-from dflash.export import write_draft
+from dflash.export import load_draft, write_draft
 from dflash.initialize import initialize
 from dflash.target import load_target
 from tests.unit.dflash.conftest import tiny_model
@@ -104,6 +107,64 @@ def test_a_broken_part_fails_its_links_and_no_others(
     monkeypatch.setattr(chain, name, broken(getattr(chain, name)))
     links = list(chain.verify(*pair, PROMPTS, 12))
     assert {link.name for link in links if not link.holds} == failing, links
+
+
+@contextmanager
+def serving(target: Path, draft: Path, facts: Callable[[SpeculativeOutput], dict[str, Any]]) -> Iterator[str]:
+    """A server that answers /generate as SGLang does, by decoding here; `facts` is its meta_info."""
+    loaded, model, one_at_a_time = load_target(target, torch.float32), load_draft(draft), Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            limit = asked["sampling_params"]["max_new_tokens"]
+            with one_at_a_time:
+                output = chain.speculative_decode(loaded, model, asked["input_ids"], limit)
+            body = json.dumps({"output_ids": output.tokens, "meta_info": facts(output)}).encode()
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_arguments: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def served_links(pair: tuple[Path, Path], url: str) -> list[chain.Link]:
+    return list(chain.verify(*pair, PROMPTS, 12, server=url))[len(LINKS) :]
+
+
+def test_a_server_that_accepts_as_much_holds(pair: tuple[Path, Path]) -> None:
+    with serving(pair[1], pair[0], lambda output: {"spec_verify_ct": len(output.acceptance_lengths)}) as url:
+        alone, together = served_links(pair, url)
+    assert (alone.holds, together.holds) == (True, True), (alone, together)
+    assert "of 2 answers" in alone.detail
+    assert "of 8 answers" in together.detail
+
+
+def test_a_server_that_accepts_less_fails(pair: tuple[Path, Path]) -> None:
+    with serving(pair[1], pair[0], lambda output: {"spec_verify_ct": len(output.tokens) - 1}) as url:
+        links = served_links(pair, url)
+    assert [link.holds for link in links] == [False, False]
+    assert "1.000 served" in links[0].detail
+
+
+def test_a_server_without_the_drafter_is_told(pair: tuple[Path, Path]) -> None:
+    with serving(pair[1], pair[0], lambda _output: {}) as url:
+        link = served_links(pair, url)[0]
+    assert link.holds is False
+    assert "start it with --speculative-algorithm DFLASH" in link.detail
+    gone = served_links(pair, url)[0]
+    assert (gone.holds, "no usable answer from /generate" in gone.detail) == (False, True)
 
 
 def test_a_drafter_of_another_target_fails_the_first_link(pair: tuple[Path, Path], tmp_path: Path) -> None:

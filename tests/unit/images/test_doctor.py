@@ -170,13 +170,24 @@ def test_library_that_calls_the_driver_notes_that_it_needs_it(server: Server) ->
 
 def test_libraries_of_the_driver_may_be_missing(server: Server) -> None:
     source = COMPILED + "int cuInit(unsigned);\nint ready(void) { return cuInit(0); }\n"
-    compile_library(server.site_packages / "sgl_kernel/flash.so", source)
+    library = server.site_packages / "sgl_kernel/flash.so"
+    compile_library(library, source, f"-L{server.home}/lib64/stubs", "-lcuda")
     assert server.faults() == {}
+    compile_library(
+        library, source + "int gone(void);\nint f(void) { return gone(); }\n", f"-L{server.home}/lib64/stubs", "-lcuda"
+    )
+    assert "undefined symbol gone" in only_fault(server, "libraries").cause
 
 
 def test_library_of_another_cuda_is_named(tmp_path: Path) -> None:
     trace = "\tlibcudart.so.12 => not found\n\tlibcuda.so.1 => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x0)\n"
-    assert libraries.parse_trace(trace, tmp_path / "ops.so") == (["libcudart.so.12"], [])
+    assert libraries.parse_trace(trace, tmp_path / "ops.so") == (None, ["libcudart.so.12"], [])
+
+
+def test_library_that_the_loader_does_not_take_is_named(server: Server) -> None:
+    (server.site_packages / "sgl_kernel/flash.so").write_text("cut short")
+    fault = only_fault(server, "libraries")
+    assert fault.cause.startswith("sgl_kernel/flash.so does not load: ")
 
 
 def test_first_error_of_the_compiler_is_told(server: Server) -> None:

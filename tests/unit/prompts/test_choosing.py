@@ -173,6 +173,26 @@ def test_prompts_of_the_existing_corpus_are_dropped_by_their_token_ids(
     assert content["corpora"] == {"tokenized": {"prompts": 1}}
 
 
+def test_near_duplicates_of_the_existing_corpus_are_found_in_its_token_ids(
+    prepare_rows: PrepareRows, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    history = [{"role": "system", "content": "Answer briefly."}, {"role": "user", "content": f"{STORY} Why?"}]
+    held = [chat.render(tokenizer, history), chat.render(tokenizer, [{"role": "user", "content": "What else?"}])]
+    rows = {
+        "input_ids": [[*prompt, 5, 6] for prompt in held],
+        "loss_mask": [[0] * len(prompt) + [1, 1] for prompt in held],
+        "seq_len": [len(prompt) + 2 for prompt in held],
+    }
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "base"))
+    sources = {"a": {"rows": [{"question": STORY}, *questions(3)], "quota": 9}}
+    run, content = prepare_rows(sources=sources, merge={"base": str(tmp_path / "base")})
+    assert content["sources"]["a"]["duplicates"] == {"near_corpus": 1}
+    assert STORY not in texts(run)
+    exact = {"deduplicate": {"near": None}}
+    run, content = prepare_rows("exact", sources=sources, merge={"base": str(tmp_path / "base")}, prepare=exact)
+    assert content["sources"]["a"]["duplicates"] == {}
+
+
 def test_an_existing_corpus_may_name_its_columns_otherwise(
     prepare_rows: PrepareRows, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
@@ -190,8 +210,8 @@ def test_an_existing_corpus_that_cannot_be_read_is_told(prepare_rows: PrepareRow
     dataset = datasets.Dataset.from_dict({"text": ["a"]})
     datasets.DatasetDict({"train": dataset}).save_to_disk(str(splits))
     dataset.save_to_disk(str(columns))
-    for base, told in ((tmp_path / "none", "not found"), (splits, "several splits"), (columns, "input_ids")):
-        with pytest.raises(UserError, match=rf"existing corpus {base}: .*{told}.*; see merge\.base") as caught:
+    for base, told in ((tmp_path / "none", "No such file"), (splits, "several splits"), (columns, "input_ids")):
+        with pytest.raises(UserError, match=rf"corpus {base}: .*{told}") as caught:
             prepare_rows(base.name, sources={"a": {"rows": questions(6), "quota": 9}}, merge={"base": str(base)})
         assert "\n" not in str(caught.value)
 

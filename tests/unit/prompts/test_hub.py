@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -10,15 +10,18 @@ import pytest
 from huggingface_hub import constants
 
 from services.errors import UserError
-from services.prompts.hub import locate
-from services.settings import RowsSettings
+from services.prompts.hub import locate, locate_for
+from services.runs import create_run, read_json
+from services.settings import RowsSettings, Settings
 
-COMMIT = "c" * 40
+COMMIT, LATER_COMMIT = "c" * 40, "d" * 40
 FILES = {"data/a.jsonl": b'{"query": "1?"}\n', "data/b.jsonl": b'{"query": "2?"}\n', "README.md": b"read me"}
 
 
 class Hub(BaseHTTPRequestHandler):
     """As much of a hub as the client asks for: what a revision holds, and its files."""
+
+    head = COMMIT
 
     def do_GET(self) -> None:
         self._answer()
@@ -37,11 +40,13 @@ class Hub(BaseHTTPRequestHandler):
             self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         elif self.path.startswith("/api/datasets/open/set"):
             siblings = [{"rfilename": name} for name in FILES]
-            self._send(200, json.dumps({"id": "open/set", "sha": COMMIT, "siblings": siblings}).encode(), {})
+            asked = self.path.rpartition("/")[2]
+            commit = asked if asked in {COMMIT, LATER_COMMIT} else type(self).head
+            self._send(200, json.dumps({"id": "open/set", "sha": commit, "siblings": siblings}).encode(), {})
         else:
-            content = FILES[self.path.partition(f"/resolve/{COMMIT}/")[2]]
-            etag = f'"{abs(hash(content)):040x}"'
-            self._send(200, content, {"ETag": etag, "X-Repo-Commit": COMMIT})
+            commit, _, name = self.path.partition("/resolve/")[2].partition("/")
+            etag = f'"{abs(hash(FILES[name])):040x}"'
+            self._send(200, FILES[name], {"ETag": etag, "X-Repo-Commit": commit})
 
     def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
@@ -61,7 +66,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     address = f"http://127.0.0.1:{server.server_port}"
-    use_hub(monkeypatch, address, tmp_path)
+    use_hub(monkeypatch, address, tmp_path / "cache")
+    monkeypatch.setattr(Hub, "head", COMMIT)
     yield address
     server.shutdown()
     thread.join()
@@ -92,6 +98,21 @@ def test_the_named_files_are_fetched_at_the_commit_of_the_revision(hub: str) -> 
     fetched = locate(rows("open/set"))
     assert [path.read_bytes() for path in fetched.files] == [FILES["data/a.jsonl"], FILES["data/b.jsonl"]]
     assert fetched.commit == COMMIT
+
+
+def test_a_run_keeps_to_the_commit_that_it_began_with(
+    hub: str, tmp_path: Path, make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = create_run(tmp_path / "runs", "begun", make_settings())
+    assert locate_for(begun, rows("open/set")).commit == COMMIT
+    monkeypatch.setattr(Hub, "head", LATER_COMMIT)
+    assert locate_for(begun, rows("open/set")).commit == COMMIT
+    later = create_run(tmp_path / "runs", "later", make_settings())
+    assert locate_for(later, rows("open/set")).commit == LATER_COMMIT
+    assert read_json(begun.record)["commits"] == {"open/set@main": COMMIT}
+    # Taken up again by a command that gives a configuration, it keeps what it recorded.
+    create_run(tmp_path / "runs", "begun", make_settings())
+    assert locate_for(begun, rows("open/set")).commit == COMMIT
 
 
 @pytest.mark.parametrize(

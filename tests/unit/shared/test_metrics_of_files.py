@@ -1,6 +1,7 @@
 """Metrics that are read from files: ranks', merges', the operator's, the kernel's."""
 
 import json
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +16,7 @@ from services.metrics.dataset import DatasetFamilies, read_published
 from services.metrics.gpu import driver_version, gpu_metrics
 from services.metrics.machine import read_memory
 from services.metrics.operations import operations_metrics
-from services.metrics.training import training_metrics
+from services.metrics.training import Known, training_metrics
 from services.metrics.worker import torch_cuda
 from services.runs import Run, publish_json
 
@@ -40,7 +41,7 @@ def test_every_rank_of_every_run_is_served_with_its_run(tmp_path: Path) -> None:
     write_rank(first, "0", 10, 2.5)
     write_rank(first, "1", 10, 2.25)
     write_rank(second, "0", 3, float("nan"))
-    families = list(training_metrics([first, second]))
+    families = list(training_metrics([first, second], {}))
     assert len({family.name for family in families}) == len(families)
     found = values(families)
 
@@ -58,10 +59,20 @@ def test_a_rank_whose_file_is_no_metrics_of_training_is_told_and_hides_no_other(
     run = Run(tmp_path / "a")
     write_rank(run, "0", 10, 2.5)
     (run.rank_metrics / "rank-1.prom").write_bytes(content.encode("latin-1"))
-    found = values(training_metrics([run]))
+    found = values(training_metrics([run], {}))
     assert found["dflash_training_metrics_unreadable", (("rank", "1"), ("run", "a"))] == 1
     assert found["dflash_training_metrics_unreadable", (("rank", "0"), ("run", "a"))] == 0
     assert found["dflash_training_steps_total", (("rank", "0"), ("role", "colocated"), ("run", "a"))] == 10
+
+
+def test_a_rank_that_writes_again_is_read_again(tmp_path: Path) -> None:
+    run = Run(tmp_path / "a")
+    known: dict[Path, Known] = {}
+    labels = (("rank", "0"), ("role", "colocated"), ("run", "a"))
+    for step in (1, 2, 3):
+        write_rank(run, "0", step, 1.0)
+        for _ in range(2):
+            assert values(training_metrics([run], known))["dflash_training_steps_total", labels] == step
 
 
 def test_a_merge_and_the_evaluations_are_told_by_source(tmp_path: Path) -> None:
@@ -132,7 +143,7 @@ def test_a_containers_memory_is_what_the_kernel_cannot_take_back(tmp_path: Path,
     (folder / "memory.stat").write_text(f"anon 5\n{inactive} 300\n")
     assert read_memory(tmp_path) == {"working_set": 700, "peak": 1500, "limit": 2000}
     (folder / limit).write_text("9223372036854771712\n" if version == 1 else "max\n")
-    assert "limit" not in read_memory(tmp_path)
+    assert read_memory(tmp_path)["limit"] == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def test_where_the_kernel_counts_no_memory_there_is_none(tmp_path: Path) -> None:

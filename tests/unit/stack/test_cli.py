@@ -36,12 +36,36 @@ def error_of(finished: subprocess.CompletedProcess[str]) -> str:
 
 @pytest.mark.parametrize(
     "command",
-    ["prepare", "submit", "status", "merge", "train", "evaluate", "export", "report", "demo", "worker", "inspect"],
+    [
+        "prepare",
+        "submit",
+        "status",
+        "merge",
+        "train",
+        "evaluate",
+        "export",
+        "report",
+        "demo",
+        "worker",
+        "inspect",
+        "phase",
+        "swap",
+        "budget",
+    ],
 )
 def test_every_stage_explains_itself(command: str, tmp_path: Path) -> None:
     finished = dflash_stack(command, "--help", runs=tmp_path)
     assert finished.returncode == 0
     assert "Usage" in finished.stdout
+
+
+def test_what_runs_every_few_seconds_imports_nothing_heavy() -> None:
+    status = "import services.stack.cli, services.stack.status, services.queues, services.heartbeats"
+    loaded = f"{status}, sys; print(*sys.modules)"
+    modules = subprocess.run(
+        [sys.executable, "-c", loaded], capture_output=True, text=True, cwd=ROOT, check=True
+    ).stdout
+    assert not {"pyarrow", "numpy", "matplotlib", "datasets", "torch"} & set(modules.split())
 
 
 def test_the_demos_configuration_is_valid() -> None:

@@ -35,7 +35,7 @@ def test_a_service_has_no_more_rights_than_it_needs(name: str) -> None:
 def test_nobody_looks_at_grafana_without_a_password() -> None:
     environment = SERVICES["grafana"]["environment"]
     assert environment["GF_AUTH_ANONYMOUS_ENABLED"] == "false"
-    assert "GRAFANA_PASSWORD:?" in environment["GF_SECURITY_ADMIN_PASSWORD"]
+    assert environment["GF_SECURITY_ADMIN_PASSWORD__FILE"] == "/run/secrets/grafana_password"
 
 
 @pytest.mark.parametrize("compose", ["compose.yaml", "compose.cpu.yaml"])

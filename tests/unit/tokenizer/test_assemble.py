@@ -128,7 +128,7 @@ def test_answers_in_another_order_give_the_same_samples(make_generated: Generate
 
 def test_an_id_outside_the_vocabulary_is_refused(make_generated: Generated) -> None:
     run, settings = make_generated({"output_ids": [49_152]})
-    with pytest.raises(UserError, match=r"prompt p0 has an id outside the vocabulary of 49152"):
+    with pytest.raises(UserError, match=r"prompt p0: id 49152 is outside the vocabulary of 49152"):
         assemble_chunk(run, settings, CHUNK)
     assert not run.assembled(CHUNK).exists()
 

@@ -4,22 +4,39 @@ from pathlib import Path
 
 import pytest
 
-from dflash.config import AcceptanceConfig, DraftConfig, ObjectiveConfig, TrainingConfig
+from dflash.config import (
+    AcceptanceConfig,
+    DraftConfig,
+    MixtureConfig,
+    ObjectiveConfig,
+    TopologyConfig,
+    TrainingConfig,
+)
 from services.errors import UserError
 from services.records import Prompt, write_prompts
-from services.runs import Run, create_run
-from services.settings import AcceptanceSettings, DraftSettings, ObjectiveSettings, TrainSettings, load_settings
+from services.runs import Run, create_run, record_rendering
+from services.settings import load_settings
 from services.trainer.configuration import evaluation_arguments, held_out_lines, training_config
 from services.trainer.supervise import run_dflash
+from services.training_settings import (
+    AcceptanceSettings,
+    DraftSettings,
+    MixtureSettings,
+    ObjectiveSettings,
+    TopologySettings,
+    TrainSettings,
+)
 
 DEMO = Path(__file__).parents[3] / "config" / "demo.yaml"
 PATHS = {"target", "dataset", "output"}
 
 
 def test_training_has_the_keys_of_dflash_and_no_others() -> None:
-    ours = set(TrainSettings.model_fields) - {"job_timeout"}
+    ours = set(TrainSettings.model_fields) - {"job_timeout", "dataset"}
     assert ours == set(TrainingConfig.model_fields) - PATHS
     assert set(DraftSettings.model_fields) == set(DraftConfig.model_fields)
+    assert TopologySettings().model_dump() == TopologyConfig().model_dump()
+    assert MixtureSettings().model_dump() == MixtureConfig().model_dump()
     assert ObjectiveSettings().model_dump() == ObjectiveConfig().model_dump()
     assert set(AcceptanceSettings.model_fields) == set(AcceptanceConfig.model_fields) - {"prompts", "rollouts"}
 
@@ -29,22 +46,39 @@ def test_training_config_carries_every_setting(tmp_path: Path) -> None:
     changed = {"acceptance": AcceptanceSettings(every=50), "objective": ObjectiveSettings(ce=0.5, lk_lambda=2.0)}
     train = settings.train.model_copy(update=changed)
     held_out = tmp_path / "held_out.jsonl"
-    config = training_config(Run(tmp_path / "run"), settings.model_copy(update={"train": train}), held_out)
+    run = create_run(tmp_path, "run", settings)
+    config = training_config(run, settings.model_copy(update={"train": train}), held_out)
     assert config.dataset == tmp_path / "run" / "dataset"
     assert config.acceptance is not None
     assert config.acceptance.prompts == held_out
     carried = config.model_dump(exclude={"acceptance": {"prompts", "rollouts"}})
-    for name, value in train.model_dump(exclude={"job_timeout"}).items():
+    for name, value in train.model_dump(exclude={"job_timeout", "dataset"}).items():
         assert carried[name] == value
+
+
+def test_a_dataset_of_another_merge_is_trained_on_if_it_has_the_runs_tokenizer(tmp_path: Path) -> None:
+    settings = load_settings(DEMO)
+    other = tmp_path / "other"
+    other.mkdir()
+    train = settings.train.model_copy(update={"dataset": other})
+    settings = settings.model_copy(update={"train": train})
+    run = create_run(tmp_path, "run", settings)
+    record_rendering(run, {"tokenizer": "ours"})
+    (other / "merge.json").write_text('{"tokenizer": "ours"}')
+    assert training_config(run, settings, tmp_path / "held_out.jsonl").dataset == other
+    (other / "merge.json").write_text('{"tokenizer": "theirs"}')
+    with pytest.raises(UserError, match="merged for another tokenizer than run run's"):
+        training_config(run, settings, tmp_path / "held_out.jsonl")
 
 
 def test_every_evaluation_shares_the_targets_own_answers(tmp_path: Path) -> None:
     run, settings = Run(tmp_path), load_settings(DEMO)
     prompts = tmp_path / "evaluation" / "held_out.jsonl"
-    before = evaluation_arguments(run, settings, "before", 0, prompts)
-    after = evaluation_arguments(run, settings, "after", 10, prompts)
+    before = evaluation_arguments(run, settings, "before", run.checkpoint(0), prompts)
+    after = evaluation_arguments(run, settings, "after", run.training, prompts)
     assert before[before.index("--rollouts") + 1] == after[after.index("--rollouts") + 1]
     assert before[before.index("--draft") + 1] == str(run.checkpoint(0))
+    assert before[before.index("--dataset") + 1] == str(run.dataset)
 
 
 def test_held_out_prompts_come_from_every_source_that_keeps_some(tmp_path: Path) -> None:
@@ -56,7 +90,7 @@ def test_held_out_prompts_come_from_every_source_that_keeps_some(tmp_path: Path)
         write_prompts(path, [Prompt(f"id-{source.name}", source.name, "[]", None, [1, 2])])
     lines = list(held_out_lines(run, settings))
     assert len(lines) == len(settings.sources)
-    assert '"input_ids": [1, 2]' in lines[0]
+    assert '"input_ids": [1, 2], "thinking": null' in lines[0]
 
 
 def test_a_run_without_held_out_prompts_is_refused(tmp_path: Path) -> None:

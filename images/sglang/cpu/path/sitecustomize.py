@@ -56,6 +56,8 @@ class _ThenBatched(Loader):
 def _declare_operators() -> None:
     import torch
 
+    if torch.version.cuda is not None:
+        return  # a GPU image that is tried on the CPU: its torch has CUDA's libraries, and the operators load
     for name in ("nms", "qnms"):
         torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 

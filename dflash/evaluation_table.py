@@ -1,0 +1,66 @@
+"""An acceptance report as a table for the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dflash.acceptance import CANDIDATES
+
+
+def print_evaluation(report: dict[str, Any], console: Console) -> None:
+    """Print the report of `dflash.evaluate`: a row a source, a thinking mode, and all."""
+    table = Table(title="acceptance on held-out prompts", title_justify="left")
+    table.add_column("", no_wrap=True)
+    with_tree = "tree" in report["overall"]
+    columns = ["prompts", "degenerate", "tokens", "acceptance length", *(["with trees"] if with_tree else [])]
+    columns += ["tokens / target call", "tokens / s", "target alone", f"recall@{CANDIDATES}", "oracle length"]
+    for column in columns:
+        table.add_column(column, justify="right")
+    for name, part in report["by_source"].items():
+        table.add_row(name, *_cells(part, with_tree))
+    if set(report["by_thinking"]) != {"not set"}:
+        table.add_section()
+        for name, part in report["by_thinking"].items():
+            table.add_row(f"thinking {name}", *_cells(part, with_tree))
+    table.add_section()
+    table.add_row("all", *_cells(report["overall"], with_tree))
+    console.print(table)
+    positions = " ".join(f"{share:.2f}" for share in report["overall"]["acceptance_by_position"])
+    console.print(f"guesses 1, 2, ... kept: {positions}")
+    if report["not_decoded"] is not None:
+        console.print(f"counted on the target's own answers, not decoded: {report['not_decoded']}", soft_wrap=True)
+        return
+    for which, key in (("", "lossless"), (" with trees", "tree_lossless")):
+        if key in report:
+            console.print(_lossless(which, report[key]), soft_wrap=True)
+
+
+def _cells(part: dict[str, Any], with_tree: bool) -> list[str]:
+    return [
+        f"{part['prompts']}",
+        f"{part['degenerate']}",
+        f"{part['tokens']:,}",
+        _number(part["acceptance_length"]),
+        *([_number(part["tree"]["acceptance_length"])] if with_tree else []),
+        _number(part["tokens_per_target_call"]),
+        _number(part["tokens_per_second"], 1),
+        _number(part["target_alone_tokens_per_second"], 1),
+        _number(part["recall"]),
+        _number(part["oracle_length"]),
+    ]
+
+
+def _lossless(which: str, lossless: dict[str, Any]) -> str:
+    if lossless["lossless"] is None:
+        return "sampled: distributed as the target alone samples, so no token can be compared with its own"
+    return (
+        f"greedy{which}: {lossless['compared_tokens']:,} tokens equal the target's own, "
+        f"{len(lossless['mismatches'])} prompts differ, {len(lossless['numeric_ties'])} numeric ties"
+    )
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,1 @@
+"""Operating the stack on its host: releases, phases, memory budgets, checks, backup."""

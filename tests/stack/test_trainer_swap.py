@@ -1,0 +1,132 @@
+"""The trainer gets an image with another torch while it trains, and the old one back: it goes on at its step."""
+
+import io
+import json
+import os
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from stack_under_test import ROOT, VERSION, StackUnderTest, make_stack, wait_until
+
+from services.environments import interpreter
+from services.records import SAMPLE_SCHEMA
+from services.runs import create_run, publish_json
+from services.settings import Settings, check_settings, load_settings
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.long]
+OTHER = "2.12.9+cpu"
+# The same image, but that its torch says to be another version: what is proved is that the swapped image trains.
+ANOTHER_TORCH = f"""
+FROM dflash-stack/trainer:cpu-{VERSION}
+USER root
+RUN cd /opt/environment/lib/python3.11/site-packages \\
+    && sed -i "s/^__version__ = .*/__version__ = '{OTHER}'/" torch/version.py \\
+    && sed -i "s/^Version: .*/Version: {OTHER}/" torch-*.dist-info/METADATA \\
+    && mv torch-*.dist-info "torch-{OTHER}.dist-info"
+USER 10001:10001
+"""
+RUN = "r"
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackUnderTest]:
+    """Redis and a trainer that trains a tiny drafter, without end."""
+    folder = tmp_path_factory.mktemp("swap")
+    target = folder / "target"
+    subprocess.run([interpreter("trainer"), ROOT / "tests/services/tiny_target.py", target], check=True)
+    settings = load_settings(ROOT / "config" / "demo.yaml")
+    (folder / "data").symlink_to(ROOT / "var" / "demo" / "data")
+    stack = make_stack(folder, settings, f"dflash-swap-{os.getpid()}", {"MODEL_DIR": str(target)})
+    stack.compose("build", "trainer")
+    tag = f"other-{os.getpid()}"
+    name = f"dflash-stack/trainer:{tag}"
+    subprocess.run(["docker", "build", "--quiet", "--tag", name, "-"], input=ANOTHER_TORCH, text=True, check=True)
+    try:
+        stack.up("redis", "trainer")
+        put_run(stack, make_run(folder, settings))
+        stack.compose("exec", "--no-TTY", "trainer", "python", "-m", "services.stack", "train", RUN, "--no-wait")
+        yield stack
+    finally:
+        stack.down()
+        subprocess.run(["docker", "image", "rm", "--force", name], check=True, capture_output=True)
+
+
+def make_run(folder: Path, settings: Settings) -> Path:
+    """A run whose dataset is merged, for as many steps as there is time."""
+    content = settings.model_dump(mode="json")
+    content["target"]["path"] = "/model"
+    content["train"] |= {"steps": 10**7, "checkpoint_every": 10**6, "log_every": 5, "token_budget": 64, "anchors": 4}
+    content["train"]["draft"] = {"mask_token_id": 3, "num_layers": 1, "block_size": 4, "target_layer_ids": [1]}
+    run = create_run(folder / "runs", RUN, check_settings(content, where="swap"))
+    rows = [
+        {"input_ids": [(7 * row + n) % 90 + 4 for n in range(24)], "loss_mask": [0] * 8 + [1] * 16, "seq_len": 24}
+        for row in range(10)
+    ]
+    run.dataset.mkdir()
+    with pa.ipc.new_stream(str(run.dataset / "data-00000.arrow"), SAMPLE_SCHEMA) as writer:
+        writer.write_table(pa.Table.from_pylist(rows, schema=SAMPLE_SCHEMA))
+    publish_json(run.dataset / "state.json", {"_data_files": [{"filename": "data-00000.arrow"}], "_fingerprint": "f"})
+    publish_json(run.merged, {})
+    return folder / "runs"
+
+
+def put_run(stack: StackUnderTest, runs: Path) -> None:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as file:
+        file.add(runs, arcname=".")
+    command = ["docker", "compose", "--env-file", str(stack.env_file), "exec", "--no-TTY", "trainer"]
+    extract = [*command, "tar", "--extract", "--no-same-owner", "--no-same-permissions", "--directory=/runs"]
+    subprocess.run(extract, cwd=ROOT, input=archive.getvalue(), check=True)
+
+
+def in_trainer(stack: StackUnderTest, script: str) -> str:
+    return stack.compose("exec", "--no-TTY", "trainer", "sh", "-c", f"cd /runs/{RUN}/train && {script}").stdout
+
+
+def steps(stack: StackUnderTest) -> list[int]:
+    lines = in_trainer(stack, "cat metrics.jsonl 2>/dev/null || true").splitlines()
+    return [json.loads(line)["step"] for line in lines if line.endswith("}")]
+
+
+def newest_checkpoint(stack: StackUnderTest) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(in_trainer(stack, "cat $(ls -d checkpoints/step-* | tail -1)/state.json"))
+    return content
+
+
+def test_training_goes_on_at_its_step_in_the_other_image_and_back(stack: StackUnderTest) -> None:
+    wait_until(lambda: len(steps(stack)) > 2, "the first steps")
+    told = stack.operate("swap", "trainer", f"other-{os.getpid()}", "--accept-versions", "--why", "a test").stdout
+    assert f"torch 2.13.0+cpu -> {OTHER}" in told
+    assert "/train/checkpoints/step-" in told
+    first = newest_checkpoint(stack)
+    assert first["versions"]["torch"] == "2.13.0+cpu"
+    stopped_at = first["progress"]["step"]
+    wait_until(lambda: steps(stack)[-1] > stopped_at + 10, "steps of the other image")
+
+    stack.operate("rollback", "trainer")
+    second = newest_checkpoint(stack)
+    assert second["versions"]["torch"] == OTHER
+    assert second["progress"]["step"] > stopped_at + 10
+    wait_until(lambda: steps(stack)[-1] > second["progress"]["step"] + 10, "steps after the rollback")
+
+    # No step was lost or done twice at either change.
+    done = steps(stack)
+    assert done == sorted(set(done))
+    assert [step for step in done if step % 5 == 0] == list(range(5, done[-1] + 1, 5))
+    lines = (stack.env_file.with_name("operations") / "releases.jsonl").read_text().splitlines()
+    changes = [
+        (entry["action"], entry["event"], entry["to"]["contents"]["torch"])
+        for entry in map(json.loads, lines)
+        if entry["event"] != "measured"
+    ]
+    assert changes == [
+        ("swap", "begun", OTHER),
+        ("swap", "done", OTHER),
+        ("rollback", "begun", "2.13.0+cpu"),
+        ("rollback", "done", "2.13.0+cpu"),
+    ]

@@ -1,0 +1,116 @@
+"""The doctor names what is wrong on a host, with the remedy beside it."""
+
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.stack.operate.doctor import Check, check_cards, check_files, check_memory, check_ports, check_secrets
+from services.stack.operate.project import Project
+from services.stack.operate.secret_folder import make_secrets
+
+ROOT = Path(__file__).parents[4]
+Cards = Callable[[list[str], list[str]], None]
+CARD = "{index}, GPU-{index}, RTX PRO 6000, {driver}, {used}, 97887"
+
+
+def gpu(card: int) -> dict[str, Any]:
+    device = {"driver": "nvidia", "device_ids": [str(card)], "capabilities": ["gpu"]}
+    reserved = {"resources": {"reservations": {"devices": [device]}}}
+    return {"image": "dflash-stack/sglang:cu130-dev", "profiles": ["generate"], "deploy": reserved}
+
+
+def wrong(checks: Iterable[Check]) -> dict[str, Check]:
+    return {check.name: check for check in checks if check.state == "wrong"}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A checkout whose .env is right, for two cards."""
+    for name in ("model", "data"):
+        (tmp_path / name).mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / "model" / name).touch()
+    shutil.copy(ROOT / "config" / "demo.yaml", tmp_path / "run.yaml")
+    (tmp_path / ".env").write_text(
+        "MODEL_DIR=model\nDATA_DIR=data\nCONFIG_FILE=run.yaml\nSERVED_NAME=SmolLM2-135M-Instruct\n"
+    )
+    make_secrets(tmp_path / "secrets")
+    return Project(tmp_path, tmp_path / ".env", "dflash-no-such", {"sglang-0": gpu(0), "sglang-1": gpu(1)})
+
+
+def test_a_host_that_is_well_has_nothing_wrong(project: Project) -> None:
+    checks = [*check_files(project), *check_secrets(project)]
+    assert [check.state for check in checks] == ["ok"] * len(checks)
+
+
+def test_too_old_a_driver_and_too_few_cards_are_told(project: Project, cards: Cards, docker: None) -> None:
+    cards([CARD.format(index=0, driver="570.86.15", used=1)], [])
+    found = wrong(check_cards(project))
+    assert found["driver"].detail == "570.86.15, and the images' CUDA needs 580"
+    assert found["GPUs"].detail == "1 cards, and 1 is configured too"
+    assert found["GPUs"].remedy == "dflash-stack render --gpus 1 --output compose.yaml"
+
+
+def test_a_card_that_somebody_else_holds_is_told(project: Project, cards: Cards, docker: None) -> None:
+    rows = [CARD.format(index=card, driver="580.95.05", used=9000) for card in range(2)]
+    cards(rows, [f"GPU-1, {os.getpid()}, 8990"])
+    found = wrong(check_cards(project))["GPU memory"]
+    assert found.detail.endswith("no container, holds 8,990 MiB")
+    assert found.remedy == f"end it: kill {os.getpid()}"
+
+
+def test_a_machine_without_a_card_is_told(project: Project, cards: Cards) -> None:
+    cards([], [])
+    assert "finds no card" in wrong(check_cards(project))["GPUs"].detail
+
+
+def test_a_missing_secret_and_a_placeholder_are_named(project: Project) -> None:
+    password = project.folder / "secrets" / "redis_password"
+    password.chmod(0o600)
+    password.write_text("changeme-please")
+    assert "it is a placeholder" in wrong(check_secrets(project))["secrets"].detail
+    password.unlink()
+    found = wrong(check_secrets(project))["secrets"]
+    assert found.detail == f"{password.parent} has no redis_password"
+    assert found.remedy == "dflash-stack secrets"
+    shutil.rmtree(project.folder / "secrets")
+    assert wrong(check_secrets(project))["secrets"].remedy == "dflash-stack secrets"
+
+
+def test_secrets_that_others_can_read_are_told(project: Project) -> None:
+    (project.folder / "secrets").chmod(0o755)
+    assert wrong(check_secrets(project))["secrets"].remedy.startswith("chmod 700")
+
+
+def test_what_env_names_has_to_be_there_and_agree(project: Project) -> None:
+    (project.folder / "model" / "tokenizer.json").unlink()
+    (project.folder / "data").rmdir()
+    text = project.env_file.read_text()
+    project.env_file.write_text(text.replace("SmolLM2-135M-Instruct", "another"))
+    found = wrong(check_files(project))
+    assert "has no tokenizer.json" in found["model"].detail
+    assert "is no folder" in found["data"].detail
+    assert "SERVED_NAME is 'another'" in found["config"].detail
+
+
+def test_a_port_that_is_taken_is_told_unless_the_service_itself_holds_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        services = {"grafana": {"ports": [{"host_ip": "127.0.0.1", "published": str(port)}]}}
+        found = wrong(check_ports(services, set()))
+        assert found["port"].detail == f"127.0.0.1:{port}, for grafana: in use"
+        assert "set another port in .env" in found["port"].remedy
+        assert list(check_ports(services, {"grafana"})) == []
+    assert [check.state for check in check_ports(services, set())] == ["ok"]
+
+
+def test_a_limit_over_the_hosts_memory_is_warned_of() -> None:
+    services = {"trainer": {"mem_limit": str(256 * 2**30), "shm_size": str(2 * 2**30)}}
+    memory, shared = check_memory(services, 64 * 2**30)
+    assert (memory.state, shared.state) == ("warning", "ok")
+    assert "trainer may use 256" in memory.detail
