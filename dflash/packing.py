@@ -1,8 +1,8 @@
 """The order of training: epochs cut into packs, and the place in them where a run is.
 
 Rows come in the order that seed and epoch decide. Windows of them are packed so that packs are nearly full, whatever
-the lengths are and whichever limit is reached first. The packs of a window come in random order, so that none comes early
-for being long.
+the lengths are and whichever limit is reached first. The packs of a window come in random order, so that none comes
+early for being long.
 """
 
 from __future__ import annotations
