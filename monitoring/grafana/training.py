@@ -35,7 +35,8 @@ DASHBOARD = Dashboard(
                     (
                         Query(
                             f"sum by (role, part) (rate(dflash_training_part_seconds_total{{{RUN}}}[{RATE}]))"
-                            f" / on () group_left () (sum(rate(dflash_training_part_seconds_total{{{RUN}}}[{RATE}])) > 0)",
+                            " / on () group_left ()"
+                            f" (sum(rate(dflash_training_part_seconds_total{{{RUN}}}[{RATE}])) > 0)",
                             "{{role}} {{part}}",
                         ),
                     ),
@@ -63,7 +64,8 @@ DASHBOARD = Dashboard(
                     "s",
                     (
                         Query(
-                            f"clamp_min(time() - max by (run, rank) (dflash_training_last_step_timestamp_seconds{{{RUN}}}), 0)",
+                            "clamp_min(time() - max by (run, rank)"
+                            f" (dflash_training_last_step_timestamp_seconds{{{RUN}}}), 0)",
                             "{{run}} rank {{rank}}",
                         ),
                     ),
@@ -75,7 +77,8 @@ DASHBOARD = Dashboard(
                     "s",
                     (
                         Query(
-                            f"clamp_min(time() - max by (run) (dflash_training_checkpoint_timestamp_seconds{{{RUN}}}), 0)",
+                            "clamp_min(time() - max by (run)"
+                            f" (dflash_training_checkpoint_timestamp_seconds{{{RUN}}}), 0)",
                             "{{run}}",
                         ),
                     ),
