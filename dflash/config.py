@@ -231,6 +231,7 @@ class TrainingConfig(_Config):
             raise ValueError(f"max_draft_rows {self.max_draft_rows} is less than one block of {self.draft.block_size}")
         return self
 
+    @model_validator(mode="after")
     def _every_drafter_has_as_many_packs(self) -> TrainingConfig:
         if self.step_packs % self.topology.drafters:
             raise ValueError(
