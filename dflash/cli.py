@@ -1,4 +1,4 @@
-"""The `dflash` command line: train, evaluate, export and verify a drafter."""
+"""The `dflash` command line: train, evaluate, export and verify a drafter, and plan its memory."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from dflash.config import EvaluationConfig, TrainingConfig, describe, load_confi
 from dflash.errors import DflashError
 from dflash.files import set_aside
 from dflash.launch import INTERRUPTED, StoppedAtOnceError, launch
+from dflash.plan_command import plan
 
 # torch is imported by the commands that need it here: the launcher of a training run holds neither torch nor a device.
 
@@ -194,6 +195,9 @@ def verify(
         typer.echo(f"{word:8}  {link.name}: {link.detail}")
     if not holds:
         raise typer.Exit(1)
+
+
+app.command()(plan)
 
 
 def main() -> None:

@@ -69,6 +69,8 @@ class RankMetrics:
         self.raise_to("tokens", progress.tokens)
         self.raise_to("draft_rows", progress.draft_rows)
         self.raise_to("samples", progress.samples)
+        for setting, times in progress.step_downs.items():
+            self.raise_to("step_downs", times, setting=setting)
         self.set("epoch", progress.cursor.epoch)
 
     def line(self, line: dict[str, Any]) -> None:
