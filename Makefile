@@ -40,6 +40,11 @@ bench-data: envs materials tokenizers ## Measure text to samples, ids to samples
 	tests/benchmarks/peers/install.sh
 	$(ENVS)/tokenizer/bin/python -m tests.benchmarks.bench_data
 
+.PHONY: bench-train
+bench-train: envs ## Measure a training step against SpecForge's and speculators' own code (ARGUMENTS: --shapes, --rounds)
+	tests/benchmarks/peers/install.sh
+	PYTHONPATH=. $(ENVS)/trainer/bin/python -m tests.benchmarks.bench_train $(ARGUMENTS)
+
 .PHONY: test
 test: envs tools materials test-unit test-parity test-services test-chaos ## Pass the tests: unit, the drafter's parity, services on a real Redis and SGLang, chaos
 

@@ -51,6 +51,7 @@ CHANGEABLE = frozenset(
         "max_draft_rows",
         "loss_chunk_blocks",
         "feature_cache_bytes",
+        "memory",
     }
 )
 # What may change too, but makes another order of the data: the run goes on with a new epoch.
@@ -67,6 +68,7 @@ class Progress:
     tokens: int = 0
     draft_rows: int = 0
     samples: int = 0
+    step_downs: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The `dflash` command line: train, evaluate, export and verify a drafter."""
+"""The `dflash` command line: train, evaluate, export and verify a drafter, and plan its memory."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from dflash.config import EvaluationConfig, TrainingConfig, describe, load_confi
 from dflash.errors import DflashError
 from dflash.files import set_aside
 from dflash.launch import INTERRUPTED, StoppedAtOnceError, launch
+from dflash.plan_command import plan
 
 # torch is imported by the commands that need it here: the launcher of a training run holds neither torch nor a device.
 
@@ -81,11 +82,12 @@ def probe(
     drafter = rates.gradient + rates.optimizer
     typer.echo(f"drafter   {drafter:9.3f} s a pack, {tokens / drafter:9.0f} tokens/s on one device")
     typer.echo(f"packs of {tokens:.0f} tokens: {work.epoch_packs} an epoch, {work.run_packs} in the configured steps")
-    for number, split in enumerate(splits(rates, devices)[:3]):
+    *apart, colocated = splits(rates, devices)
+    for split in [*apart[:2], colocated]:
         name = f"{split.targets} + {split.drafters}" if split.targets else f"{split.drafters} colocated"
         hours = [packs / split.packs_per_second / 3600 for packs in (work.epoch_packs, work.run_packs)]
         typer.echo(
-            f"{'best' if number == 0 else 'next':9} {name}: {split.packs_per_second * tokens:.0f} tokens/s, "
+            f"{name}: {split.packs_per_second * tokens:.0f} tokens/s, "
             f"{hours[0]:.2f} h an epoch, {hours[1]:.2f} h the run; {split.waits}"
         )
 
@@ -193,6 +195,9 @@ def verify(
         typer.echo(f"{word:8}  {link.name}: {link.detail}")
     if not holds:
         raise typer.Exit(1)
+
+
+app.command()(plan)
 
 
 def main() -> None:

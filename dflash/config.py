@@ -99,6 +99,19 @@ class AcceptanceConfig(_Config):
     feature_cache_bytes: int = Field(default=0, ge=0, description="Memory for the answers' features.")
 
 
+class MemoryConfig(_Config):
+    """What a process may use, for the plan that is made before any weight is loaded."""
+
+    limit_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="Memory of the device; default: what is free on a CUDA device, no limit on a CPU.",
+    )
+    baseline_bytes: int = Field(
+        default=0, ge=0, description="What a process holds before it loads anything, as measured; with limit_bytes."
+    )
+
+
 class MixtureConfig(_Config):
     """Which samples an epoch takes, by source; `dflash.sources` says how a sample's source is known."""
 
@@ -194,6 +207,7 @@ class TrainingConfig(_Config):
         ge=0,
         description="Memory for target features kept between epochs; for runs on little data.",
     )
+    memory: MemoryConfig = MemoryConfig()
     acceptance: AcceptanceConfig | None = Field(
         default=None,
         description="Measure acceptance while training and keep the best checkpoint by it.",
@@ -217,6 +231,7 @@ class TrainingConfig(_Config):
             raise ValueError(f"max_draft_rows {self.max_draft_rows} is less than one block of {self.draft.block_size}")
         return self
 
+    @model_validator(mode="after")
     def _every_drafter_has_as_many_packs(self) -> TrainingConfig:
         if self.step_packs % self.topology.drafters:
             raise ValueError(

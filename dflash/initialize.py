@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,10 +24,16 @@ INITIALIZER_STD = 0.02
 
 def design(config: DraftConfig, target: Target) -> Architecture:
     """Return the drafter's architecture for `target`. Raises DflashError for wrong taps or mask token."""
-    text: Any = target.text_config
-    heads = text.num_attention_heads
-    hidden = target.embedding.embedding_dim
-    layers = text.num_hidden_layers
+    architecture = architecture_for(config, target.text_config, resolve_mask_token(target, config.mask_token_id))
+    return replace(architecture, vocab_size=target.embedding.num_embeddings)
+
+
+def architecture_for(config: DraftConfig, text: Any, mask_token_id: int) -> Architecture:
+    """Return the drafter's architecture for a target of transformers' configuration `text` (the decoder's).
+
+    Raises DflashError for wrong taps.
+    """
+    heads, hidden, layers = text.num_attention_heads, text.hidden_size, text.num_hidden_layers
     taps = config.target_layer_ids or build_target_layer_ids(layers, config.num_layers)
     check_target_layer_ids(taps, layers)
     rope = getattr(text, "rope_parameters", None) or {}
@@ -40,8 +47,8 @@ def design(config: DraftConfig, target: Target) -> Architecture:
         num_target_layers=layers,
         target_layer_ids=taps,
         block_size=config.block_size,
-        mask_token_id=resolve_mask_token(target, config.mask_token_id),
-        vocab_size=target.embedding.num_embeddings,
+        mask_token_id=mask_token_id,
+        vocab_size=text.vocab_size,
         max_position_embeddings=text.max_position_embeddings,
         rope_theta=float(rope.get("rope_theta", DEFAULT_ROPE_THETA)),
         rms_norm_eps=float(getattr(text, "rms_norm_eps", 1e-6)),

@@ -77,6 +77,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos.to(x.dtype) + torch.cat((-second, first), dim=-1) * sin.to(x.dtype)
 
 
+def as_operand(rows: Tensor) -> Tensor:
+    """Cast `rows` to what autocast computes in: once, not once for each projection that reads them and keeps a copy."""
+    kind = rows.device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return rows
+    return rows.to(torch.get_autocast_dtype(kind))
+
+
 class Attention(nn.Module):
     """Attention of block rows over [context rows | block rows]; one k_proj and v_proj serve both kinds."""
 
@@ -99,6 +107,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: KeysValues, attend: Attend) -> Tensor:
         """Attend from `x` [batch, rows, hidden] to the context and to the rows themselves, as `attend` says."""
+        x = as_operand(x)
         queries = rotate(self.q_norm(self._split_heads(self.q_proj(x))), cos, sin)
         attended = attend(queries, context, self.keys_values(x, cos, sin))
         out: Tensor = self.o_proj(attended.transpose(1, 2).flatten(2))
@@ -120,6 +129,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(inner, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        x = as_operand(x)
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
 
@@ -160,7 +170,7 @@ class DraftModel(nn.Module):
             positions: [batch, length], each row's position in its own document.
         """
         cos, sin = self._angles(positions)
-        rows = self.hidden_norm(self.fc(features))
+        rows = as_operand(self.hidden_norm(self.fc(features)))
         return [layer.self_attn.keys_values(rows, cos, sin) for layer in self._layers()]
 
     def forward(

@@ -47,6 +47,21 @@ class Pack:
         host = None if self.host is None else self.host.with_blocks(blocks)
         return replace(self, anchors=self.anchors[blocks], host=host)
 
+    def lengths(self) -> list[int]:
+        """Return the tokens of each document."""
+        counts: list[int] = self.on_host.documents.bincount().tolist()
+        return counts
+
+    def with_documents(self, documents: slice) -> Pack:
+        """Return the pack of some of its documents, by their numbers, and of the blocks in them."""
+        ends = np.cumsum([0, *self.lengths()])
+        first, end = int(ends[documents.start]), int(ends[documents.stop])
+        blocks = slice(*np.searchsorted(self.on_host.anchors.numpy(), (first, end)).tolist())
+        rows = {name: getattr(self, name)[first:end] for name in ("input_ids", "loss_mask", "documents", "positions")}
+        rows["documents"] = rows["documents"] - documents.start
+        host = None if self.host is None else self.host.with_documents(documents)
+        return Pack(**rows, anchors=self.anchors[blocks] - first, host=host)
+
 
 def build_pack(samples: list[Sample], anchors: list[NDArray[np.int64]], device: torch.device) -> Pack:
     """Lay `samples` one after another; `anchors` holds each sample's anchors as positions in it."""

@@ -1,7 +1,8 @@
 """The order of training: epochs cut into packs, and the place in them where a run is.
 
-Rows come in the order that seed and epoch decide. Windows of them are packed best fit, so that a pack is nearly full
-whatever the lengths are; the packs of a window come in random order, so that none comes early for being long.
+Rows come in the order that seed and epoch decide. Windows of them are packed so that packs are nearly full, whatever
+the lengths are and whichever limit is reached first. The packs of a window come in random order, so that none comes
+early for being long.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
@@ -103,7 +105,8 @@ def pack_rows(
     for first in range(0, len(rows), WINDOW):
         window = np.concatenate((waiting, rows[first : first + WINDOW]))
         last = first + WINDOW >= len(rows)
-        packs = _best_fit(window, lengths[window], limits)
+        # Best fit leaves the least room, but gathers short rows in packs that are full by their number.
+        packs = min((pack(window, lengths[window], limits) for pack in (_best_fit, _balanced)), key=len)
         if not last:
             # The pack with the most room waits for the next window's rows.
             loosest = min(range(len(packs)), key=lambda i: int(lengths[packs[i]].sum()))
@@ -133,6 +136,24 @@ def _best_fit(rows: NDArray[np.int64], lengths: NDArray[np.int64], limits: PackL
         packs[number].append(row)
         if len(packs[number]) < limits.max_batch_size and room > length:
             insort(open_packs, (room - length, number))
+    return packs
+
+
+def _balanced(rows: NDArray[np.int64], lengths: NDArray[np.int64], limits: PackLimits) -> list[list[int]]:
+    """Put the longest row first into the pack with the fewest tokens, of as few packs as the limits allow."""
+    least = max(-(-int(lengths.sum()) // limits.token_budget), -(-len(rows) // limits.max_batch_size))
+    packs: list[list[int]] = [[] for _ in range(least)]
+    loads = [(0, number) for number in range(least)]
+    order = np.argsort(-lengths, kind="stable")
+    for row, length in zip(rows[order].tolist(), lengths[order].tolist(), strict=True):
+        if loads and loads[0][0] + length <= limits.token_budget:
+            load, number = heappop(loads)
+        else:
+            load, number = 0, len(packs)
+            packs.append([])
+        packs[number].append(row)
+        if len(packs[number]) < limits.max_batch_size:
+            heappush(loads, (load + length, number))
     return packs
 
 

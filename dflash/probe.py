@@ -106,16 +106,19 @@ def _to(device: torch.device, states: TargetStates) -> TargetStates:
 
 
 def splits(rates: Rates, devices: int) -> list[Split]:
-    """Return every topology of `devices` devices with a pack a drafter and step, the fastest first."""
-    alone = rates.target + rates.gradient + rates.optimizer
-    found = [Split(0, devices, devices / alone, "nobody waits")]
+    """Return every topology of `devices` devices with a pack a drafter and step, the fastest first.
+
+    Colocated comes last: it is possible only where one device holds target and drafter.
+    """
+    found = []
     for targets in range(1, devices):
         drafters = devices - targets
         made, used = targets / rates.target, drafters / (rates.gradient + rates.optimizer)
         share = abs(made - used) / max(made, used)
         waits = f"{'drafters' if made < used else 'targets'} wait {share:.0%} of the time"
         found.append(Split(targets, drafters, min(made, used), waits))
-    return sorted(found, key=lambda split: -split.packs_per_second)
+    colocated = Split(0, devices, devices / sum(rates), "where one device holds both")
+    return [*sorted(found, key=lambda split: -split.packs_per_second), colocated]
 
 
 def _time(work: Callable[[int], object], count: int, seconds: float) -> float:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from prometheus_client import CollectorRegistry, Counter, Gauge, write_to_textfile
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, write_to_textfile
 from torch.utils.tensorboard import SummaryWriter
 
 from dflash.checkpoint import Progress
@@ -31,6 +31,8 @@ class RankMetrics:
         self._labels = {"rank": str(world.rank), "role": world.role}
         self._path = config.output / "metrics" / f"rank-{world.rank}.prom"
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        # A second series beside each counter, that nobody reads.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._series: dict[str, Gauge | Counter] = {}
         self._counted: dict[tuple[str, str], float] = {}
@@ -67,6 +69,8 @@ class RankMetrics:
         self.raise_to("tokens", progress.tokens)
         self.raise_to("draft_rows", progress.draft_rows)
         self.raise_to("samples", progress.samples)
+        for setting, times in progress.step_downs.items():
+            self.raise_to("step_downs", times, setting=setting)
         self.set("epoch", progress.cursor.epoch)
 
     def line(self, line: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from dflash.attention import attention_by_prefix
 from dflash.config import TrainingConfig
 from dflash.features import TargetStates
 from dflash.forward import forward_with_context, pack_context
+from dflash.limits import Limits, documents_at_once, limits_after
 from dflash.mask import block_mask
 from dflash.model import DraftModel, KeysValues, masked_attention
 from dflash.objective import (
@@ -25,7 +26,6 @@ from dflash.objective import (
     LabelTotals,
     block_labels,
     chunked_block_loss,
-    default_chunk_blocks,
     reference_block_loss,
 )
 from dflash.pack import Pack
@@ -39,32 +39,58 @@ def accumulate_gradient(
     states: TargetStates,
     config: TrainingConfig,
     totals: LabelTotals | None = None,
+    limits: Limits | None = None,
 ) -> tuple[BlockLoss, Labels]:
     """Add the gradient of a pack's loss to `model`'s parameters; return the loss, without its graph, and the labels.
 
-    At most `config.max_draft_rows` block rows are in memory at once. The labels are in the host's memory; nothing
-    here waits for the device.
+    The labels are in the host's memory; nothing here waits for the device.
 
     Args:
-        totals: what the loss is divided by; default: the pack's own.
+        totals: what the loss is divided by, those of the whole step where the pack is one of several; default: the
+            pack's own.
+        limits: what may be in memory at once; default: as configured.
     """
-    device = pack.input_ids.device
     labels = labels_of(pack, config)
     totals = totals or LabelTotals.of(labels)
+    limits = limits or limits_after(config, len(target.head), pack.input_ids.device, {})
+    results = []
+    first = 0
+    lengths = pack.lengths()
+    for documents in documents_at_once(lengths, limits.tokens_at_once):
+        end = first + sum(lengths[documents])
+        part = pack.with_documents(documents)
+        if len(part.anchors):
+            final = None if states.final is None else states.final[first:end]
+            part_states = TargetStates(states.features[first:end], final)
+            results += _accumulate_groups(model, target, part, part_states, config, totals, limits)
+        first = end
+    return _add_up(results), labels
+
+
+def _accumulate_groups(
+    model: DraftModel,
+    target: TargetEnds,
+    pack: Pack,
+    states: TargetStates,
+    config: TrainingConfig,
+    totals: LabelTotals,
+    limits: Limits,
+) -> list[BlockLoss]:
+    """Add the gradient of a pack's blocks, group by group, and return the loss of each group."""
+    device = pack.input_ids.device
     block_size = config.draft.block_size
-    chunk_blocks = config.loss_chunk_blocks or default_chunk_blocks(block_size, len(target.head), device)
+    labels = labels_of(pack, config)
     with _arithmetic(device, config):
         context = pack_context(model, pack, states.features)
     shared = [KeysValues(*(tensor.detach().requires_grad_() for tensor in layer)) for layer in context]
     results = []
-    for blocks in block_groups(len(pack.anchors), block_size, config.max_draft_rows):
+    for blocks in block_groups(len(pack.anchors), block_size, limits.max_draft_rows):
         part = pack.with_blocks(blocks)
         with _arithmetic(device, config):
-            attend = attention_by_prefix(part, block_size)
-            hidden = forward_with_context(model, target, part, shared, attend)
+            hidden = forward_with_context(model, target, part, shared, attention_by_prefix(part, block_size))
         part_labels = Labels(*(tensor[blocks] for tensor in labels))
         result = chunked_block_loss(
-            hidden, target.head, part_labels, config.objective, chunk_blocks, states.final, totals
+            hidden, target.head, part_labels, config.objective, limits.loss_chunk_blocks, states.final, totals
         )
         del hidden
         result.loss.backward()  # type: ignore[no-untyped-call]
@@ -72,7 +98,7 @@ def accumulate_gradient(
     torch.autograd.backward(
         [tensor for layer in context for tensor in layer], [tensor.grad for layer in shared for tensor in layer]
     )
-    return _add_up(results), labels
+    return results
 
 
 def reference_loss(
@@ -105,10 +131,9 @@ def labels_of(pack: Pack, config: TrainingConfig) -> Labels:
     )
 
 
-def block_groups(blocks: int, block_size: int, max_draft_rows: int | None) -> list[slice]:
+def block_groups(blocks: int, block_size: int, max_draft_rows: int) -> list[slice]:
     """Cut `blocks` into as few groups as `max_draft_rows` allows, of sizes as equal as can be."""
-    most = blocks if max_draft_rows is None else max_draft_rows // block_size
-    count = -(-blocks // most)
+    count = -(-blocks // (max_draft_rows // block_size))
     ends = [blocks * part // count for part in range(count + 1)]
     return [slice(first, end) for first, end in pairwise(ends)]
 

@@ -14,6 +14,7 @@ from dflash.features import FeatureSource
 from dflash.founding import found_data, found_target, hand_out, own_device
 from dflash.model import DraftModel
 from dflash.parts import Clock
+from dflash.plan import check_memory
 from dflash.rank_metrics import RankMetrics
 from dflash.ring import POLL_SECONDS, Ring, SlotShape, make_ring
 from dflash.supply import receive_weights, send_measured
@@ -23,6 +24,7 @@ from dflash.world import World
 
 def serve_states(config: TrainingConfig, world: World, clock: Clock) -> None:
     """Serve the drafters until they take no more packs. The counterpart of `train.train`, exchange by exchange."""
+    check_memory(config, "target")
     target = found_target(config, own_device(config, world))
     draft = hand_out(config, world, target)
     data = found_data(config, world, None)

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,17 @@ from dflash.checkpoint import Progress, describe_run, list_checkpoints, resume, 
 from dflash.config import TrainingConfig
 from dflash.curve import AcceptanceCurve, Measure, acceptance_meter
 from dflash.errors import DflashError
-from dflash.features import FeatureSource
+from dflash.features import FeatureSource, TargetStates
 from dflash.files import remove_unpublished, write_json
 from dflash.founding import Data, Foundation, found_data, found_target, own_device, receive
 from dflash.initialize import initialize
+from dflash.limits import limits_after, next_step_down, nothing_left, repeat_until_it_fits
 from dflash.metrics import StepSums, append_line, drop_lines_after
-from dflash.objective import LabelTotals
+from dflash.objective import BlockLoss, Labels, LabelTotals
 from dflash.optimizer import ShardedAdamW
-from dflash.pack import build_pack
+from dflash.pack import Pack, build_pack
 from dflash.parts import Clock
+from dflash.plan import check_memory
 from dflash.rank_metrics import EventFiles, RankMetrics
 from dflash.step import accumulate_gradient
 from dflash.supply import OtherTargets, OwnTarget, Supply
@@ -66,6 +69,7 @@ def train(
     """
     if (world.targets, world.drafters) != (config.topology.targets, config.topology.drafters):
         raise DflashError(f"topology needs {config.topology.processes} processes: start them with `dflash train`")
+    check_memory(config, "drafter" if world.targets else "colocated")
     clock = clock or Clock()
     device = own_device(config, world)
     target = None if world.targets else found_target(config, device)
@@ -193,7 +197,7 @@ class _Run:
             pack = build_pack(content.samples, content.anchors, self.ends.device)
             states = self.supply.take(first + number, content)
             with clock.part("drafter_forward"):
-                result, labels = accumulate_gradient(self.model, self.ends, pack, states, config, totals)
+                result, labels = self._accumulate(pack, states, totals)
                 loss = loss.to(result.loss.device) + result.loss
             sums.add(result, labels, pack)
         with clock.part("transfer"):
@@ -211,6 +215,24 @@ class _Run:
             seconds=self.progress.seconds + seconds,
         )
         return stops > 0
+
+    def _accumulate(self, pack: Pack, states: TargetStates, totals: LabelTotals | None) -> tuple[BlockLoss, Labels]:
+        """Add a pack's gradient; after out of memory, step down what leaves it as it is, and repeat the pack."""
+        limits_at = partial(limits_after, self.config, len(self.ends.head), self.ends.device)
+
+        def attempt() -> tuple[BlockLoss, Labels]:
+            limits = limits_at(self.progress.step_downs)
+            return accumulate_gradient(self.model, self.ends, pack, states, self.config, totals, limits)
+
+        def step_down(reason: str) -> None:
+            step, limits = self.progress.step + 1, limits_at(self.progress.step_downs)
+            further = next_step_down(limits_at, self.progress.step_downs, max(pack.lengths()))
+            if further is None:
+                raise nothing_left(step, limits, reason)
+            self.progress = replace(self.progress, step_downs=further)
+            self.on_progress({"note": f"step {step}: out of memory ({reason}), repeated with {limits_at(further)}"})
+
+        return repeat_until_it_fits(attempt, self.model.parameters(), step_down)
 
     def _check_finite(self, loss: float) -> None:
         if math.isfinite(loss):
@@ -238,6 +260,7 @@ class _Run:
             **sums.line(),
             "learning_rate": learning_rate(step - 1, self.config),
             "seconds": self.progress.seconds,
+            "step_downs": self.progress.step_downs,
             "parts": {part: round(seconds, 3) for part, seconds in self.clock.seconds.items()},
         }
         if self.world.leads:

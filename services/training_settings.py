@@ -60,6 +60,13 @@ class TopologySettings(Section):
     shard_optimizer: bool = Field(default=False, description="share AdamW's state out among the drafters")
 
 
+class MemorySettings(Section):
+    """What a training process may use; a plan that is over it is refused before any weight is loaded."""
+
+    limit_bytes: int | None = Field(default=None, ge=1, description="null: what is free on a CUDA device")
+    baseline_bytes: int = Field(default=0, ge=0, description="held before anything is loaded, as measured")
+
+
 class TrainSettings(Section):
     """How the drafter is trained. `anchors` and `block_size` carry the signal, `token_budget` only costs memory.
 
@@ -96,6 +103,7 @@ class TrainSettings(Section):
         default=None, ge=1, description="blocks whose logits are in memory at once; null: by size"
     )
     feature_cache_bytes: int = Field(default=0, ge=0, description="memory for features kept between epochs")
+    memory: MemorySettings = MemorySettings()
     acceptance: AcceptanceSettings | None = Field(
         default=None, description="measure acceptance while training and keep the best checkpoint by it"
     )

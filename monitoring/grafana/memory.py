@@ -183,7 +183,7 @@ DASHBOARD = Dashboard(
                     (
                         Query(
                             f"max by (image, version, python, torch, cuda, driver) (dflash_image_info{{{IMAGE}}})",
-                            "{{image}}",
+                            "{{image}} {{version}}: torch {{torch}}, CUDA {{cuda}}, driver {{driver}}",
                         ),
                     ),
                     kind="table",

@@ -30,13 +30,13 @@ DASHBOARD = Dashboard(
                 ),
                 Panel(
                     "Time of a step by part",
-                    "Share of each role's time. A drafter's data_wait is waiting for targets: split cards otherwise.",
+                    "Share of all ranks' time. A drafter's data_wait is waiting for targets: split cards otherwise.",
                     "percentunit",
                     (
                         Query(
                             f"sum by (role, part) (rate(dflash_training_part_seconds_total{{{RUN}}}[{RATE}]))"
-                            f" / on (role) group_left () (sum by (role)"
-                            f" (rate(dflash_training_part_seconds_total{{{RUN}}}[{RATE}])) > 0)",
+                            " / on () group_left ()"
+                            f" (sum(rate(dflash_training_part_seconds_total{{{RUN}}}[{RATE}])) > 0)",
                             "{{role}} {{part}}",
                         ),
                     ),
@@ -64,7 +64,8 @@ DASHBOARD = Dashboard(
                     "s",
                     (
                         Query(
-                            f"time() - max by (run, rank) (dflash_training_last_step_timestamp_seconds{{{RUN}}})",
+                            "clamp_min(time() - max by (run, rank)"
+                            f" (dflash_training_last_step_timestamp_seconds{{{RUN}}}), 0)",
                             "{{run}} rank {{rank}}",
                         ),
                     ),
@@ -76,7 +77,8 @@ DASHBOARD = Dashboard(
                     "s",
                     (
                         Query(
-                            f"time() - max by (run) (dflash_training_checkpoint_timestamp_seconds{{{RUN}}})",
+                            "clamp_min(time() - max by (run)"
+                            f" (dflash_training_checkpoint_timestamp_seconds{{{RUN}}}), 0)",
                             "{{run}}",
                         ),
                     ),

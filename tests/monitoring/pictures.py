@@ -17,6 +17,7 @@ from matplotlib import dates
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
+from PIL import Image
 
 from monitoring.grafana.model import COLUMNS, Dashboard, Panel, to_json
 from monitoring.grafana.write import DASHBOARDS
@@ -24,6 +25,7 @@ from tests.monitoring.expressions import VARIABLES
 from tests.monitoring.prometheus import Prometheus
 
 POINTS = 160
+COLORS_IN_FILE = 64
 MOST_SERIES = 12
 INCHES_A_COLUMN, INCHES_A_LINE = 0.62, 0.38
 COLORS = {"green": "#3a9d5d", "yellow": "#c99a1b", "red": "#cc3d3d"}
@@ -54,9 +56,9 @@ def draw(dashboard: Dashboard, prometheus: Prometheus, minutes: float, path: Pat
             continue
         panel = next(panels)
         box = (
-            x / COLUMNS + 0.028,
+            x / COLUMNS + 0.038,
             bottom + 1.45 / lines_high,
-            width / COLUMNS - 0.036,
+            width / COLUMNS - 0.046,
             (height - 2.9) / lines_high * top,
         )
         axes = figure.add_axes(box)
@@ -66,6 +68,9 @@ def draw(dashboard: Dashboard, prometheus: Prometheus, minutes: float, path: Pat
         _draw_panel(axes, panel, shown)
     figure.savefig(path, dpi=72)
     plt.close(figure)
+    with Image.open(path) as drawn:
+        few_colors = drawn.convert("RGB").quantize(COLORS_IN_FILE)
+    few_colors.save(path, optimize=True)
     return told
 
 
@@ -131,7 +136,7 @@ def _name(legend: str, labels: dict[str, str]) -> str:
 
 
 def _draw_panel(axes: Axes, panel: Panel, shown: list[Shown]) -> None:
-    axes.tick_params(labelsize=6, length=2)
+    axes.tick_params(labelsize=5.5, length=2)
     axes.spines[["top", "right"]].set_visible(False)
     if not shown:
         axes.set_xticks([])

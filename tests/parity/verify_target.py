@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from datasets import Dataset, Features, List, Value
+from datasets import Dataset, Features, List, Value, disable_progress_bars
 from transformers import AutoTokenizer
 
 from dflash.cli import main
@@ -42,6 +42,7 @@ QUESTIONS = (
 
 def learn(target_folder: Path, folder: Path) -> tuple[Path, Path]:
     """Train a drafter on the answers to LEARNT of the questions; return its export and the file of all questions."""
+    disable_progress_bars()
     target = load_target(target_folder, torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(target_folder, local_files_only=True)
     prompts = [tokenizer(question)["input_ids"] for question in QUESTIONS]

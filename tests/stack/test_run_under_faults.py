@@ -13,7 +13,7 @@ from services.runs import Run
 from services.settings import check_settings, load_settings
 from services.stack.report import collect_report
 
-pytestmark = [pytest.mark.stack, pytest.mark.slow]
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.long]
 RUN = "r"
 QUOTA = 60
 SOURCES = 4

@@ -18,7 +18,7 @@ from services.records import SAMPLE_SCHEMA
 from services.runs import create_run, publish_json
 from services.settings import Settings, check_settings, load_settings
 
-pytestmark = [pytest.mark.stack, pytest.mark.slow]
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.long]
 OTHER = "2.12.9+cpu"
 # The same image, but that its torch says to be another version: what is proved is that the swapped image trains.
 ANOTHER_TORCH = f"""

@@ -85,7 +85,8 @@ def settle(project: Project, console: Console) -> Project:
     running = alive(project, list(entry.scales))
     configured = inspect_image(project.image(role))
     arrived = configured is not None and configured.id == entry.to.image and scales(running) == dict(entry.scales)
-    if arrived and all(one.health == "healthy" and one.image == entry.to.image for one in running):
+    # Where nothing was up, nothing has shown that the image works.
+    if arrived and running and all(one.health == "healthy" and one.image == entry.to.image for one in running):
         _record(project, replace(entry, event="done", why=f"{entry.why}; found finished after an interruption"))
         console.print(f"{role}: an interrupted {entry.action} to {entry.to.reference} had arrived")
         return project

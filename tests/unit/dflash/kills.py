@@ -20,7 +20,9 @@ PATIENCE = 300.0
 
 
 def start(config: TrainingConfig) -> subprocess.Popen[str]:
-    """Start `dflash train` on the run."""
+    """Start `dflash train` on the run, which is to log its steps from the newest checkpoint on."""
+    # What resuming does too; so none of the steps that one waits for is logged already.
+    drop_lines_after(config.output / "metrics.jsonl", newest_step(config))
     path = config.output.with_suffix(".json")
     path.write_text(config.model_dump_json())
     command = [sys.executable, "-m", "dflash", "train", "--config", str(path)]
@@ -55,8 +57,6 @@ def kill_once(config: TrainingConfig, step: int, whom: int) -> str:
 
     Asserts that no process is left soon after, and that the launcher of a killed rank ends with one line.
     """
-    # What resuming does: only lines that are written now are to be waited for.
-    drop_lines_after(config.output / "metrics.jsonl", newest_step(config))
     process = start(config)
     wait_for_step(config, step, process)
     ranks = ranks_of(process.pid)

@@ -36,6 +36,12 @@ def test_less_than_five_percent_of_a_pack_is_padding(limits: PackLimits) -> None
     assert padding(packs, lengths, limits.token_budget) < 0.05
 
 
+def test_short_rows_do_not_end_up_in_packs_that_are_full_by_their_number() -> None:
+    lengths = np.random.default_rng(0).lognormal(3.9, 0.7, 20_000).astype(np.int64).clip(8, 400)
+    packs = list(pack_rows(np.arange(20_000), lengths, PackLimits(4096, 64), np.random.default_rng(0)))
+    assert len(packs) < 1.03 * max(20_000 / 64, lengths.sum() / 4096)
+
+
 def test_a_long_pack_comes_no_earlier_than_another() -> None:
     lengths = lengths_of(4000)
     packs = list(pack_rows(np.arange(4000), lengths, LIMITS, np.random.default_rng(0)))

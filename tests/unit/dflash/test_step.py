@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from dflash.config import TrainingConfig
 from dflash.data import Sample
 from dflash.features import TargetStates
 from dflash.initialize import initialize
+from dflash.limits import Limits
 from dflash.mask import block_mask
 from dflash.model import DraftModel, KeysValues, masked_attention
 from dflash.objective import BlockLoss, LabelTotals
 from dflash.pack import Pack, build_pack
 from dflash.step import accumulate_gradient, block_groups, labels_of, reference_loss
-from dflash.target import Target, load_target
+from dflash.target import Target, TargetEnds, load_target
 from tests.unit.dflash.conftest import MASK, training_config
 
 BLOCK_SIZE = 4
@@ -90,6 +92,23 @@ def test_groups_of_blocks_give_the_reference_s_loss_and_gradient(
     assert torch.equal(actual.correct, expected.correct)
     # Context keys and values are shared by all groups: fc and hidden_norm are reached through nothing else.
     assert actual_gradients.keys() == {name for name, _ in model.named_parameters()}
+    for name, gradient in expected_gradients.items():
+        torch.testing.assert_close(actual_gradients[name], gradient, atol=1e-6, rtol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize("tokens_at_once", [1, 20, 30])
+def test_documents_one_after_another_give_the_same_gradient(
+    model: DraftModel, target: Target, pack: Pack, tokens_at_once: int
+) -> None:
+    settings, states = config(objective=MIXED), random_states(pack, model)
+    expected, expected_gradients = gradients(
+        model, lambda: accumulate_gradient(model, target, pack, states, settings)[0]
+    )
+    limits = Limits(max_draft_rows=8, loss_chunk_blocks=1, tokens_at_once=tokens_at_once)
+    actual, actual_gradients = gradients(
+        model, lambda: accumulate_gradient(model, target, pack, states, settings, limits=limits)[0]
+    )
+    torch.testing.assert_close(actual, expected)
     for name, gradient in expected_gradients.items():
         torch.testing.assert_close(actual_gradients[name], gradient, atol=1e-6, rtol=1e-3, msg=name)
 
@@ -173,9 +192,7 @@ def test_no_mask_over_the_whole_pack_is_made(model: DraftModel, target: Target) 
 def test_a_step_asks_the_device_for_no_value(model: DraftModel, target: Target, pack: Pack) -> None:
     # A meta tensor has no value: whatever asks for one, and would hold up the host, raises.
     states = TargetStates(*(tensor.to("meta") for tensor in random_states(pack, model) if tensor is not None))
-    on_meta = Target(
-        target.model, target.layers, target.embedding.to("meta"), target.head.to("meta"), target.end_token_ids, Path()
-    )
+    on_meta = TargetEnds(copy.deepcopy(target.embedding).to("meta"), target.head.to("meta"), Path())
     settings = config(objective=MIXED, max_draft_rows=16, loss_chunk_blocks=2)
     result, labels = accumulate_gradient(model.to("meta"), on_meta, pack.to(torch.device("meta")), states, settings)
     assert result.loss.device.type == "meta"
@@ -183,7 +200,7 @@ def test_a_step_asks_the_device_for_no_value(model: DraftModel, target: Target, 
 
 
 def test_groups_are_as_few_and_as_equal_as_the_limit_allows() -> None:
-    assert block_groups(10, 4, None) == [slice(0, 10)]
+    assert block_groups(10, 4, 40) == [slice(0, 10)]
     assert block_groups(10, 4, 16) == [slice(0, 3), slice(3, 6), slice(6, 10)]
     assert block_groups(10, 4, 7) == [slice(i, i + 1) for i in range(10)]
 

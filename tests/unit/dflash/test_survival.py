@@ -14,12 +14,14 @@ import pytest
 from dflash.checkpoint import list_checkpoints
 from dflash.config import TrainingConfig
 from tests.unit.dflash.conftest import random_rows, training_config, write_dataset
-from tests.unit.dflash.kills import PATIENCE, campaign, is_gone, ranks_of, start, wait_for_step
+from tests.unit.dflash.kills import PATIENCE, campaign, is_gone, newest_step, ranks_of, start, wait_for_step
 from tests.unit.dflash.ranks import run_ranks
 from tests.unit.dflash.test_train import equal, weights, without_times
 
 pytestmark = pytest.mark.slow
 SURVIVOR: dict[str, Any] = {"checkpoint_every": 5, "log_every": 1, "threads": 1}
+# Room for one pack: a drafter whose target is killed stops soon.
+TOPOLOGY = {"targets": 1, "drafters": 1, "look_ahead_bytes": 1}
 NAMESPACE = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
 
 
@@ -29,7 +31,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(target: Path, dataset: Path, output: Path, **changes: Any) -> TrainingConfig:
-    return training_config(target, dataset, output, **{"topology": {"targets": 1, "drafters": 1}} | changes)
+    return training_config(target, dataset, output, **{"topology": TOPOLOGY} | changes)
 
 
 def assert_same_end(whole: TrainingConfig, other: TrainingConfig) -> None:
@@ -52,21 +54,26 @@ def test_a_run_whose_launcher_and_rank_are_killed_ends_bit_for_bit_as_one_that_i
     assert_same_end(whole, killed)
 
 
+def test_the_launcher_holds_no_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", "import dflash.cli, sys; sys.exit('torch' in sys.modules)"])
+    assert done.returncode == 0
+
+
 def test_a_hung_rank_is_named_and_a_second_signal_ends_at_once(
     llama_folder: Path, dataset: Path, tmp_path: Path
 ) -> None:
-    config = config_of(llama_folder, dataset, tmp_path / "run", steps=100_000, stall_seconds=15, **SURVIVOR)
+    config = config_of(llama_folder, dataset, tmp_path / "run", steps=100_000, stall_seconds=20, **SURVIVOR)
     process = start(config)
     wait_for_step(config, 3, process)
     ranks = ranks_of(process.pid)
     os.kill(ranks[0], signal.SIGSTOP)
     _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
-    assert "error: rank 0 (drafter) has not gone on for 15 s (stall_seconds)" in said
+    assert "error: rank 0 (drafter) has not gone on for 20 s (stall_seconds)" in said
     assert all(is_gone(rank) for rank in ranks)
 
     process = start(config)
-    wait_for_step(config, 7, process)
+    wait_for_step(config, newest_step(config) + 2, process)
     ranks = ranks_of(process.pid)
     # The target is stopped, so that nobody can end in order.
     os.kill(ranks[1], signal.SIGSTOP)
@@ -90,7 +97,6 @@ def test_a_full_disk_ends_the_run_with_one_line_and_whole_checkpoints(
     )
     done = subprocess.run([*NAMESPACE, "sh", "-c", script], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 1
-    assert "cannot be written" in done.stderr.splitlines()[-1]
     assert "No space left on device" in done.stderr.splitlines()[-1]
     kept = sorted((tmp_path / "kept").glob("step-*"))
     assert kept

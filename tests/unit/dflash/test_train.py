@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dflash.batch import PackContent, count_totals, read_pack
 from dflash.config import TrainingConfig, load_config
@@ -124,6 +125,14 @@ def test_metrics_tell_loss_accuracy_and_speed(uninterrupted: Path) -> None:
     assert [line["step"] for line in lines] == [4, 5, 8, 10, 12]
     assert all(len(line["accuracy_by_position"]) == 3 and line["tokens_per_second"] > 0 for line in lines)
     assert 1.0 <= lines[-1]["acceptance_estimate"] <= 4.0
+
+
+def test_tensorboard_reads_the_same_numbers(uninterrupted: Path) -> None:
+    events = EventAccumulator(str(uninterrupted / "tensorboard"))
+    events.Reload()
+    lines = [json.loads(line) for line in (uninterrupted / "metrics.jsonl").read_text().splitlines()]
+    found = [(event.step, event.value) for event in events.Scalars("training/loss")]
+    assert found == [(line["step"], pytest.approx(line["loss"])) for line in lines]
 
 
 @pytest.mark.parametrize(
