@@ -95,9 +95,10 @@ class HeartbeatWorker(QueueWorker, Worker):
             structlog.get_logger().error("redis_unreachable", job=job.id, error=str(error))
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
-        super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
+        # First: what RQ does then may wait for its scheduler.
         if self.stage in STOPPED_WITH_WORKER and self.horse_pid:
             os.kill(self.horse_pid, signal.SIGTERM)
+        super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
 
 
 def check_layout(stage: Stage, function: str | None, arguments: Any, keywords: Any) -> None:
