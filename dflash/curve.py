@@ -10,7 +10,7 @@ from typing import Any
 
 from dflash.acceptance import Answer, Counts, count, guess_everywhere, summarize
 from dflash.config import TrainingConfig
-from dflash.data import open_dataset
+from dflash.data import Dataset
 from dflash.features import FeatureSource
 from dflash.held_out import check_held_out
 from dflash.journal import Journal
@@ -62,12 +62,17 @@ class AcceptanceCurve:
 
 
 def acceptance_meter(
-    config: TrainingConfig, target: Target, target_layer_ids: tuple[int, ...], beat: Callable[[], None]
+    config: TrainingConfig,
+    dataset: Dataset,
+    target: Target,
+    target_layer_ids: tuple[int, ...],
+    beat: Callable[[], None],
 ) -> Measure:
     """Have the target answer the prompts that have no answer yet; return what measures a drafter on them.
 
     Args:
         config: the run, with `acceptance` given.
+        dataset: the run's.
         target_layer_ids: the drafter's taps.
         beat: called now and then, to show that this goes on.
 
@@ -76,7 +81,7 @@ def acceptance_meter(
     chosen = config.acceptance
     assert chosen is not None
     prompts = read_prompts(chosen.prompts)
-    check_held_out(prompts, open_dataset(config.dataset), chosen.prompts)
+    check_held_out(prompts, dataset, chosen.prompts)
     check_ids([prompt.input_ids for prompt in prompts], target)
     settings = rollout_settings(config.target, chosen.max_new_tokens, config.target_dtype)
     rollouts = Journal(chosen.rollouts or config.output / "rollouts.jsonl", settings, replace_other=False)

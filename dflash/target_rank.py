@@ -34,7 +34,8 @@ def serve_states(config: TrainingConfig, world: World, clock: Clock) -> None:
         world.share(address, rank)
     progress: Progress | None = world.share(None)
     assert progress is not None
-    measure = acceptance_meter(config, target, taps, clock.beat) if draft and config.acceptance else None
+    wanted = draft is not None and config.acceptance is not None
+    measure = acceptance_meter(config, data.dataset, target, taps, clock.beat) if wanted else None
     measurements = _Measurements(ring, draft, measure)
 
     metrics = RankMetrics(config, world, clock)

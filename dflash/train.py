@@ -127,8 +127,10 @@ class _Run:
         taps = self.model.architecture.target_layer_ids
         if target is not None:
             source = FeatureSource(target, taps, config.feature_cache_bytes, config.objective.needs_teacher)
-            wanted = config.acceptance is not None and world.leads
-            return OwnTarget(source, clock), acceptance_meter(config, target, taps, clock.beat) if wanted else None
+            own = OwnTarget(source, clock)
+            if config.acceptance is None or not world.leads:
+                return own, None
+            return own, acceptance_meter(config, self.data.dataset, target, taps, clock.beat)
         world.share(None, world.first_target)
         addresses = [world.share(None, rank) for rank in range(world.drafters, world.drafters + world.targets)]
         others = OtherTargets(addresses, self.ends.device, clock)
