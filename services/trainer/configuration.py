@@ -44,7 +44,7 @@ def evaluation_arguments(run: Run, settings: Settings, name: str, draft: Path, p
         "target": settings.target.path,
         "draft": draft,
         "prompts": prompts,
-        "dataset": run.dataset,
+        "dataset": training_dataset(run, settings),
         "report": run.evaluation(name),
         "rollouts": prompts.with_name("rollouts.jsonl"),
         "max-new-tokens": settings.evaluate.max_new_tokens,

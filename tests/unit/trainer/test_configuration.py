@@ -66,6 +66,8 @@ def test_a_dataset_of_another_merge_is_trained_on_if_it_has_the_runs_tokenizer(t
     record_rendering(run, {"tokenizer": "ours"})
     (other / "merge.json").write_text('{"tokenizer": "ours"}')
     assert training_config(run, settings, tmp_path / "held_out.jsonl").dataset == other
+    options = evaluation_arguments(run, settings, "after", run.training, tmp_path / "held_out.jsonl")
+    assert options[options.index("--dataset") + 1] == str(other)
     (other / "merge.json").write_text('{"tokenizer": "theirs"}')
     with pytest.raises(UserError, match="merged for another tokenizer than run run's"):
         training_config(run, settings, tmp_path / "held_out.jsonl")
