@@ -95,9 +95,9 @@ class DatasetFamilies:
             self.agreement.add_metric([run.name], agreement["agree"] / 100)
         for name in EVALUATIONS:
             if report := published.get(name):
-                self.acceptance.add_metric([run.name, name, "all"], report["overall"]["acceptance_length"])
-                for source, counts in report["by_source"].items():
-                    self.acceptance.add_metric([run.name, name, source], counts["acceptance_length"])
+                for source, counts in {"all": report["overall"], **report["by_source"]}.items():
+                    if counts["acceptance_length"] is not None:  # where nothing was verified there is none
+                        self.acceptance.add_metric([run.name, name, source], counts["acceptance_length"])
 
     def _add_merge(self, run: Run, merged: dict[str, Any]) -> None:
         for name in COUNTS:

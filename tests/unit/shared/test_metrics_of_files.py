@@ -96,6 +96,15 @@ def test_a_merge_and_the_evaluations_are_told_by_source(tmp_path: Path) -> None:
     assert found["dflash_evaluation_acceptance_length", (*labels, ("source", "math"))] == 2.5
 
 
+def test_an_evaluation_in_which_nothing_was_verified_leaves_the_scrape_whole(tmp_path: Path) -> None:
+    run, nothing = Run(tmp_path / "a"), {"acceptance_length": None}
+    report = {"overall": nothing, "by_source": {"math": nothing}}
+    publish_json(run.evaluation("after"), report)
+    families = DatasetFamilies()
+    families.add(run, [], read_published(run, {}))
+    assert values(families.all()) == {}
+
+
 def entry(event: str, reference: str, budget: dict[str, dict[str, int]] | None) -> str:
     to = {"image": "sha256:00", "reference": reference, "variant": None, "contents": {}}
     when = "2026-01-01T00:00:00+00:00"
