@@ -1,8 +1,6 @@
 """Data: samples, masks, and the mix of the merged dataset."""
 
-from monitoring.grafana.model import Dashboard, Panel, Query, Row, at_least, at_most
-
-RUN = 'run=~"$run"'
+from monitoring.grafana.model import RUN, Dashboard, Panel, Query, Row, at_least, at_most
 
 DASHBOARD = Dashboard(
     "dflash-data",

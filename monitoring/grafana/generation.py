@@ -1,9 +1,6 @@
 """Generation: what servers and producers do, and how prompts end."""
 
-from monitoring.grafana.model import Dashboard, Panel, Query, Row, at_least, at_most
-
-RUN = 'run=~"$run"'
-RATE = "$__rate_interval"
+from monitoring.grafana.model import RATE, RUN, Dashboard, Panel, Query, Row, at_least, at_most
 
 
 def _quantiles(histogram: str) -> tuple[Query, ...]:

@@ -1,8 +1,6 @@
 """Stack health: targets, queues, Redis, disk, the machine."""
 
-from monitoring.grafana.model import Dashboard, Panel, Query, Row, at_least, at_most
-
-RATE = "$__rate_interval"
+from monitoring.grafana.model import RATE, Dashboard, Panel, Query, Row, at_least, at_most
 
 DASHBOARD = Dashboard(
     "dflash-health",

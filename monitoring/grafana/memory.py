@@ -1,8 +1,7 @@
 """Memory against budget: cards, ranks, containers; with image changes as annotations."""
 
-from monitoring.grafana.model import Dashboard, Panel, Query, Row, at_most
+from monitoring.grafana.model import RUN, Dashboard, Panel, Query, Row, at_most
 
-RUN = 'run=~"$run"'
 IMAGE = 'image=~"$image"'
 NO_CARD = "there is no card"
 NO_CONTEXT = "a process on the CPU has no CUDA context and no allocator of torch"

@@ -6,6 +6,9 @@ from typing import Any, Literal
 GREEN, YELLOW, RED = "green", "yellow", "red"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 COLUMNS = 24
+# What the dashboards' queries have in common: the chosen runs, and an interval that fits the time shown.
+RUN = 'run=~"$run"'
+RATE = "$__rate_interval"
 
 Kind = Literal["timeseries", "stat", "bargauge", "table"]
 Thresholds = tuple[tuple[float | None, str], ...]

@@ -1,8 +1,6 @@
 """Overview: where is my run, when is it done, what is lost."""
 
-from monitoring.grafana.model import Dashboard, Panel, Query, Row, at_least, at_most
-
-RUN = 'run=~"$run"'
+from monitoring.grafana.model import RUN, Dashboard, Panel, Query, Row, at_least, at_most
 
 DASHBOARD = Dashboard(
     "dflash-overview",

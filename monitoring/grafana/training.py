@@ -1,9 +1,6 @@
 """Training: pace, loss, accuracy and acceptance, from every rank."""
 
-from monitoring.grafana.model import Dashboard, Panel, Query, Row, at_least, at_most
-
-RUN = 'run=~"$run"'
-RATE = "$__rate_interval"
+from monitoring.grafana.model import RATE, RUN, Dashboard, Panel, Query, Row, at_least, at_most
 
 DASHBOARD = Dashboard(
     "dflash-training",
