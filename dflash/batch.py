@@ -1,4 +1,4 @@
-"""What a step trains on, made from the dataset alone: samples, anchors, and what the loss is divided by."""
+"""What a step trains on, made from the dataset alone: samples and anchors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from dflash.anchors import sample_anchors
 from dflash.config import TrainingConfig
 from dflash.data import Dataset, Sample
-from dflash.objective import LabelTotals
 from dflash.packing import PackRows
 
 # Keeps the draws of anchors apart from the draws of the shuffle, which share seed and epoch.
@@ -43,18 +42,3 @@ def read_pack(dataset: Dataset, pack: PackRows, config: TrainingConfig) -> PackC
     per_sequence = config.anchors if config.anchors_per == "sequence" else None
     anchors = sample_anchors([sample.loss_mask for sample in samples], per_pack, per_sequence, rng)
     return PackContent(pack.rows, samples, anchors)
-
-
-def count_totals(packs: list[PackContent], config: TrainingConfig) -> LabelTotals:
-    """Return the totals of the labels of some packs, as `objective.block_labels` weighs them."""
-    offsets = np.arange(1, config.draft.block_size)
-    decay = np.exp(-(offsets - 1) / config.effective_gamma)
-    total, blocks = 0.0, 0
-    for pack in packs:
-        for sample, anchors in zip(pack.samples, pack.anchors, strict=True):
-            places = anchors[:, None] + offsets[None]
-            inside = places < len(sample.loss_mask)
-            labelled = inside & (sample.loss_mask[np.where(inside, places, 0)] != 0)
-            total += float((labelled * decay).sum())
-            blocks += int(labelled.any(-1).sum())
-    return LabelTotals(total, float(blocks))

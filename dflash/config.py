@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from dflash.errors import DflashError
 
 DtypeName = Literal["float32", "bfloat16"]
+# What a process of a run does; colocated: both.
+Role = Literal["target", "drafter", "colocated"]
 
 # DFlash paper, A.1: decay of the position weights by block size.
 PUBLISHED_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
@@ -24,6 +26,13 @@ def default_gamma(block_size: int) -> float:
         return PUBLISHED_GAMMA[block_size]
     nearest = min(PUBLISHED_GAMMA, key=lambda size: abs(size - block_size))
     return block_size * PUBLISHED_GAMMA[nearest] / nearest
+
+
+def role_of(rank: int, targets: int, drafters: int) -> Role:
+    """Return what the process `rank` does in a run of so many: the drafters come first."""
+    if rank >= drafters:
+        return "target"
+    return "drafter" if targets else "colocated"
 
 
 class _Config(BaseModel):
@@ -238,6 +247,10 @@ class TrainingConfig(_Config):
                 f"packs_per_step {self.packs_per_step} is not a multiple of topology.drafters {self.topology.drafters}"
             )
         return self
+
+    def measures_after(self, step: int) -> bool:
+        """Whether acceptance is measured after `step` steps."""
+        return self.acceptance is not None and (step % self.acceptance.every == 0 or step == self.steps)
 
     @property
     def step_packs(self) -> int:

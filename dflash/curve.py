@@ -36,9 +36,7 @@ class AcceptanceCurve:
             measure: measures a drafter, on the same answers each time.
             resumed_at: the step from which the run goes on; lines after it are dropped.
         """
-        assert config.acceptance is not None
-        self._every = config.acceptance.every
-        self._last = config.steps
+        self._config = config
         self._path = config.output / ACCEPTANCE_CURVE
         self._measure = measure
         drop_lines_after(self._path, resumed_at)
@@ -51,7 +49,7 @@ class AcceptanceCurve:
 
     def is_due(self, step: int) -> bool:
         """Whether the drafter after `step` steps is to be measured."""
-        return step not in self._measured and (step % self._every == 0 or step == self._last)
+        return step not in self._measured and self._config.measures_after(step)
 
     def measure(self, step: int, model: DraftModel) -> dict[str, Any]:
         """Measure the drafter after `step` steps, append the line to the curve and return it."""

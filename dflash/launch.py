@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from dflash.config import TrainingConfig
+from dflash.config import TrainingConfig, role_of
 from dflash.errors import DflashError
 from dflash.parts import WAITING, Beats
 
@@ -140,7 +140,7 @@ class _Launcher:
 
     def _start(self, number: int) -> None:
         topology = self._config.topology
-        name = "colocated" if not topology.targets else "drafter" if number < topology.drafters else "target"
+        role = role_of(number, topology.targets, topology.drafters)
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         process = subprocess.Popen(
@@ -152,7 +152,7 @@ class _Launcher:
             start_new_session=True,
         )
         os.close(writing)
-        rank = _Rank(number, f"rank {number} ({name})", process, reading)
+        rank = _Rank(number, f"rank {number} ({role})", process, reading)
         self._ranks.append(rank)
         self._selector.register(reading, selectors.EVENT_READ, rank)
         place = Place(self._config, number, os.getpid(), self._meeting_point, writing, self._beats_file)

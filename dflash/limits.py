@@ -39,15 +39,20 @@ def draft_rows(config: TrainingConfig) -> int:
     return anchors * config.draft.block_size
 
 
+def rows_at_once(config: TrainingConfig) -> int:
+    """Return the most block rows in memory at once, as configured."""
+    return min(draft_rows(config), config.max_draft_rows or draft_rows(config))
+
+
 def limits_after(
     config: TrainingConfig, vocabulary: int, device: torch.device, step_downs: Mapping[str, int]
 ) -> Limits:
     """Return the configured limits, each halved as often as `step_downs` counts for it."""
     block_size = config.draft.block_size
-    rows = min(draft_rows(config), config.max_draft_rows or draft_rows(config))
     chunk = config.loss_chunk_blocks or default_chunk_blocks(block_size, vocabulary, device)
     rows, chunk, tokens = (
-        most >> step_downs.get(name, 0) for name, most in zip(SETTINGS, (rows, chunk, config.token_budget), strict=True)
+        most >> step_downs.get(name, 0)
+        for name, most in zip(SETTINGS, (rows_at_once(config), chunk, config.token_budget), strict=True)
     )
     return Limits(max(rows, block_size), max(chunk, 1), max(tokens, 1))
 

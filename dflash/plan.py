@@ -11,20 +11,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dflash.architecture import Architecture, tensor_shapes
-from dflash.config import DtypeName, TrainingConfig
+from dflash.config import DtypeName, Role, TrainingConfig
 from dflash.errors import DflashError
 from dflash.initialize import architecture_for
-from dflash.limits import draft_rows
-from dflash.objective import default_chunk_blocks
+from dflash.limits import draft_rows, limits_after, rows_at_once
 
-Role = Literal["target", "drafter", "colocated"]
-ROLES: tuple[Role, ...] = ("target", "drafter", "colocated")
+ROLES: tuple[Role, ...] = get_args(Role)
 FP32 = 4
 SIZES: dict[DtypeName, int] = {"float32": 4, "bfloat16": 2}
 # Tensors of the vocabulary's width that a chunk with a teacher has at once, in fp32.
@@ -162,11 +160,6 @@ def feature_bytes(shape: Architecture, config: TrainingConfig) -> int:
     return FP32 * states * shape.hidden_size
 
 
-def rows_at_once(config: TrainingConfig) -> int:
-    """Return the most block rows in memory at once."""
-    return min(draft_rows(config), config.max_draft_rows or draft_rows(config))
-
-
 def _row_bytes(shape: Architecture, half: bool) -> int:
     """What one block row keeps from its forward to its backward pass, with its input, output and output gradient."""
     hidden, inner = shape.hidden_size, shape.intermediate_size
@@ -195,10 +188,9 @@ def _backward_bytes(shape: Architecture, half: bool) -> int:
 
 def _logits_bytes(config: TrainingConfig, shape: Architecture) -> int:
     """What one chunk of logits takes."""
-    device = torch.device(config.device)
-    blocks = config.loss_chunk_blocks or default_chunk_blocks(shape.block_size, shape.vocab_size, device)
+    limits = limits_after(config, shape.vocab_size, torch.device(config.device), {})
     # The anchor's slot has no label.
-    rows = min(blocks, rows_at_once(config) // shape.block_size) * (shape.block_size - 1)
+    rows = min(limits.loss_chunk_blocks, limits.max_draft_rows // shape.block_size) * (shape.block_size - 1)
     if config.objective.needs_teacher:
         width = FP32 * TEACHER_TENSORS
     else:

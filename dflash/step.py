@@ -118,6 +118,12 @@ def reference_loss(
     return reference_block_loss(hidden, target.head, labels, config.objective, states.final)
 
 
+def count_totals(packs: list[Pack], config: TrainingConfig) -> LabelTotals:
+    """Return what the loss of a step of `packs` is divided by."""
+    totals = [LabelTotals.of(labels_of(pack, config)) for pack in packs]
+    return LabelTotals(sum(each.decay for each in totals), sum(each.blocks for each in totals))
+
+
 def labels_of(pack: Pack, config: TrainingConfig) -> Labels:
     """Return the labels of a pack's blocks, in the host's memory."""
     host = pack.on_host

@@ -24,7 +24,7 @@ from dflash.world import World
 
 def serve_states(config: TrainingConfig, world: World, clock: Clock) -> None:
     """Serve the drafters until they take no more packs. The counterpart of `train.train`, exchange by exchange."""
-    check_memory(config, "target")
+    check_memory(config, world.role)
     target = found_target(config, own_device(config, world))
     draft = hand_out(config, world, target)
     data = found_data(config, world, None)

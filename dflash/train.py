@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dflash.batch import count_totals, read_pack
+from dflash.batch import read_pack
 from dflash.checkpoint import Progress, describe_run, list_checkpoints, resume, save_checkpoint
 from dflash.config import TrainingConfig
 from dflash.curve import AcceptanceCurve, Measure, acceptance_meter
@@ -30,7 +30,7 @@ from dflash.pack import Pack, build_pack
 from dflash.parts import Clock
 from dflash.plan import check_memory
 from dflash.rank_metrics import EventFiles, RankMetrics
-from dflash.step import accumulate_gradient
+from dflash.step import accumulate_gradient, count_totals
 from dflash.supply import OtherTargets, OwnTarget, Supply
 from dflash.target import Target, target_identity, template_identity
 from dflash.world import ALONE, World
@@ -69,7 +69,7 @@ def train(
     """
     if (world.targets, world.drafters) != (config.topology.targets, config.topology.drafters):
         raise DflashError(f"topology needs {config.topology.processes} processes: start them with `dflash train`")
-    check_memory(config, "drafter" if world.targets else "colocated")
+    check_memory(config, world.role)
     clock = clock or Clock()
     device = own_device(config, world)
     target = None if world.targets else found_target(config, device)
@@ -188,15 +188,15 @@ class _Run:
         taken = list(islice(self.packs, config.step_packs))
         numbers = range(world.rank, config.step_packs, world.drafters)
         contents = [read_pack(self.data.dataset, taken[number][0], config) for number in numbers]
+        packs = [build_pack(content.samples, content.anchors, self.ends.device) for content in contents]
         totals = None
         if config.step_packs > 1:
-            own = count_totals(contents, config)
+            own = count_totals(packs, config)
             with clock.part("transfer"):
                 totals = LabelTotals(*world.add_among_drafters([*own]))
         self.optimizer.begin()
         loss = torch.zeros(())
-        for number, content in zip(numbers, contents, strict=True):
-            pack = build_pack(content.samples, content.anchors, self.ends.device)
+        for number, content, pack in zip(numbers, contents, packs, strict=True):
             states = self.supply.take(first + number, content)
             with clock.part("drafter_forward"):
                 result, labels = self._accumulate(pack, states, totals)
@@ -276,8 +276,8 @@ class _Run:
 
     def _measure(self) -> bool:
         """Measure acceptance if it is due; return whether the drafter is the best so far."""
-        step, chosen = self.progress.step, self.config.acceptance
-        if chosen is None or (step % chosen.every and step != self.config.steps):
+        step = self.progress.step
+        if not self.config.measures_after(step):
             return False
         best = False
         if self.curve is not None and self.curve.is_due(step):

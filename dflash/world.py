@@ -11,15 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dflash.config import TopologyConfig
+from dflash.config import Role, TopologyConfig, role_of
 
-Role = Literal["target", "drafter", "colocated"]
 Shared = TypeVar("Shared")
 LEAD = 0
 
@@ -39,9 +38,7 @@ class World:
     @property
     def role(self) -> Role:
         """What this rank does."""
-        if self.rank >= self.drafters:
-            return "target"
-        return "drafter" if self.targets else "colocated"
+        return role_of(self.rank, self.targets, self.drafters)
 
     @property
     def leads(self) -> bool:
