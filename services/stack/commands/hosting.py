@@ -35,18 +35,13 @@ def register(app: typer.Typer) -> None:
 
 def doctor(folder: Folder = HERE, env_file: EnvFile = ENV) -> None:
     """Whether this host can run the stack: a line for each check, and what to do about what is wrong."""
-    from services.stack.operate.doctor import check_engine, examine
+    from services.stack.operate.doctor import examine
 
-    console = _console()
-    engine = list(check_engine())
-    wrong = [check for check in engine if check.state == "wrong"]
-    if wrong:
-        for check in engine:
-            console.print(str(check), markup=False, soft_wrap=True)
-    else:
-        for check in examine(open_project(folder, env_file)):
-            console.print(str(check), markup=False, soft_wrap=True)
-            wrong += [check] if check.state == "wrong" else []
+    console, wrong = _console(), []
+    for check in examine(folder, env_file):
+        console.print(str(check), markup=False, soft_wrap=True)
+        if check.state == "wrong":
+            wrong.append(check)
     if wrong:
         raise UserError(f"{len(wrong)} of the checks above are wrong; begin with {wrong[0].name}: {wrong[0].remedy}")
 

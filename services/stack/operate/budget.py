@@ -21,7 +21,6 @@ from services.stack.operate.releases import Release
 
 # Bytes by stage, by what holds them: "resident" or "card N".
 Budget = Mapping[str, Mapping[str, int]]
-DEFAULT_MARGIN_MB = 100
 MODULES: dict[Role, str] = {
     "trainer": "torch,dflash.train",
     "sglang": "torch,sglang.srt.server_args",

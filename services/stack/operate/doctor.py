@@ -12,10 +12,10 @@ from typing import Any, Literal
 from services.errors import UserError
 from services.secret_files import read_secret
 from services.settings import load_settings
-from services.stack.operate.engine import attempt, containers, docker, inspect_image
+from services.stack.operate.engine import attempt, containers, docker, inspect_image, last_line
 from services.stack.operate.env_file import read_variables
 from services.stack.operate.gpus import IDLE_BYTES, read_cards, read_holders
-from services.stack.operate.project import SIDES, Project
+from services.stack.operate.project import SIDES, Project, open_project
 from services.stack.operate.secret_folder import GRAFANA, NAMES, REDIS
 
 State = Literal["ok", "warning", "wrong"]
@@ -42,9 +42,17 @@ class Check:
         return f"{self.state:<8} {self.name:<12} {self.detail}{remedy}"
 
 
-def examine(project: Project) -> Iterator[Check]:
-    """Every check of a host and of what .env names, as each is done."""
-    yield from check_engine()
+def examine(folder: Path, env_file: Path) -> Iterator[Check]:
+    """Every check of a host and of what .env names, as each is done; without an engine there are no more than its own.
+
+    Raises:
+        UserError: there is no .env, or a file of the configuration is wrong.
+    """
+    engine = list(check_engine())
+    yield from engine
+    if any(check.state == "wrong" for check in engine):
+        return
+    project = open_project(folder, env_file)
     if project.uses_gpus:
         yield from _or_wrong("driver", lambda: check_cards(project))
         yield _check_toolkit()
@@ -62,8 +70,8 @@ def check_engine() -> Iterator[Check]:
     """Docker and Compose: there, answering, and new enough."""
     engine = attempt("version", "--format", "{{.Server.Version}}")
     if engine.returncode != 0:
-        said = engine.stderr.strip().splitlines()
-        yield Check("docker", "wrong", said[-1] if said else "no answer", "start the engine: systemctl start docker")
+        said = last_line(engine.stderr) or "no answer"
+        yield Check("docker", "wrong", said, "start the engine: systemctl start docker")
         return
     yield _version_check("docker", engine.stdout.strip(), OLDEST_ENGINE)
     plugin = attempt("compose", "version", "--short")

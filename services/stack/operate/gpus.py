@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.errors import UserError
-from services.stack.operate.engine import container_named
+from services.stack.operate.engine import container_named, last_line
 
 # What a driver keeps for itself on a card that nobody uses.
 IDLE_BYTES = 100 * 2**20
@@ -95,8 +95,8 @@ def _query(question: str) -> list[list[str]]:
             "there is no `nvidia-smi`: install NVIDIA's driver; with no GPU use compose.cpu.yaml"
         ) from error
     if finished.returncode != 0:
-        said = (finished.stdout.strip() or finished.stderr.strip()).splitlines()
-        raise UserError(f"nvidia-smi: {said[-1] if said else finished.returncode}; the driver has to answer first")
+        said = last_line(finished.stdout) or last_line(finished.stderr) or finished.returncode
+        raise UserError(f"nvidia-smi: {said}; the driver has to answer first")
     return [[part.strip() for part in line.split(",")] for line in finished.stdout.splitlines() if line.strip()]
 
 

@@ -1,4 +1,4 @@
-"""Measuring an image by hand: recording it, and comparing it with the one in use."""
+"""Measuring an image: recording it, and comparing it with the one in use."""
 
 from pathlib import Path
 
@@ -8,9 +8,8 @@ from services.errors import UserError
 from services.stack.operate import images, releases
 from services.stack.operate.budget import Budget, describe_budget, measure, over
 from services.stack.operate.engine import inspect_image
-from services.stack.operate.project import Project, Role
+from services.stack.operate.project import Project, Role, cards_taken
 from services.stack.operate.releases import Entry, Release
-from services.stack.operate.swap import cards_taken
 
 
 def measure_image(project: Project, role: Role, wanted: str | None, model: Path | None) -> tuple[Budget, Release]:
@@ -20,7 +19,9 @@ def measure_image(project: Project, role: Role, wanted: str | None, model: Path 
         UserError: there is no such image, or the cards are in use.
     """
     image, name = images.wanted_image(project, role, wanted) if wanted else (images.in_use(project, role), "")
-    return _measure(project, role, images.describe(project, image, name or project.image(role), role), model)
+    release = images.describe(project, image, name or project.image(role), role)
+    _check_cards_are_free(project)
+    return measure_and_record(project, role, release, model), release
 
 
 def check_image(project: Project, role: Role, wanted: str | None, margin: int, console: Console) -> None:
@@ -41,21 +42,22 @@ def check_image(project: Project, role: Role, wanted: str | None, margin: int, c
         raise UserError(f"image {name} is not here; `make build` builds it")
     console.print(f"recorded for {current.short}: {describe_budget(recorded)}")
     release = images.describe(project, candidate, name, role)
-    found = _held(project, role, release, None)
+    _check_cards_are_free(project)
+    found = measure(release, role, project.uses_gpus)
     console.print(f"measured {name} ({candidate.short}): {describe_budget(found)}")
     if more := over(recorded, found, margin):
         raise UserError(f"{name} holds more memory than recorded: {'; '.join(more)} (margin {margin / 1e6:,.0f} MB)")
 
 
-def _measure(project: Project, role: Role, release: Release, model: Path | None) -> tuple[Budget, Release]:
-    found = _held(project, role, release, model)
-    releases.append(project.releases, Entry(releases.now(), "measured", "measure", role, release, budget=found))
-    return found, release
+def measure_and_record(project: Project, role: Role, release: Release, model: Path | None = None) -> Budget:
+    """Measure an image and record that for its id."""
+    budget = measure(release, role, project.uses_gpus, model)
+    releases.append(project.releases, Entry(releases.now(), "measured", "measure", role, release, budget=budget))
+    return budget
 
 
-def _held(project: Project, role: Role, release: Release, model: Path | None) -> Budget:
+def _check_cards_are_free(project: Project) -> None:
     if cards_taken(project):
         raise UserError(
             "the cards are in use, and measuring would take memory from them; first `dflash-stack phase idle`"
         )
-    return measure(release, role, project.uses_gpus, model)

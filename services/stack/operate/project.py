@@ -105,6 +105,12 @@ def alive(project: Project, services: list[str]) -> list[Container]:
     return sorted(found, key=lambda one: one.name)
 
 
+def cards_taken(project: Project) -> bool:
+    """Whether services that hold cards are up."""
+    services = [name for side in SIDES for name in project.of_side(side)]
+    return project.uses_gpus and bool(alive(project, services))
+
+
 def scales(of: list[Container]) -> dict[str, int]:
     """How many containers of each service there are, those of `docker compose run` left out."""
     counted: dict[str, int] = {}

@@ -7,16 +7,18 @@ from rich.console import Console
 
 from services.errors import UserError
 from services.stack.operate import images, releases
-from services.stack.operate.budget import Budget, describe_budget, measure, over
+from services.stack.operate.budget import Budget, describe_budget, over
 from services.stack.operate.engine import Image, inspect_image
 from services.stack.operate.env_file import read_variables, set_variable
 from services.stack.operate.gpus import driver_version
+from services.stack.operate.measuring import measure_and_record
 from services.stack.operate.project import (
     ROLES,
     SIDES,
     Project,
     Role,
     alive,
+    cards_taken,
     open_project,
     scales,
     start,
@@ -97,17 +99,7 @@ def settle(project: Project, console: Console) -> Project:
 def _budget_of(project: Project, release: Release, role: Role) -> Budget:
     """What is recorded for an image id, measured and recorded now if nothing is."""
     recorded = releases.measured(releases.read_entries(project.releases), release.image)
-    if recorded is not None:
-        return recorded
-    budget = measure(release, role, project.uses_gpus)
-    releases.append(project.releases, Entry(releases.now(), "measured", "measure", role, release, budget=budget))
-    return budget
-
-
-def cards_taken(project: Project) -> bool:
-    """Whether services that hold cards are up."""
-    services = [name for side in SIDES for name in project.of_side(side)]
-    return project.uses_gpus and bool(alive(project, services))
+    return measure_and_record(project, role, release) if recorded is None else recorded
 
 
 def _change(

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from services.errors import UserError
 from services.runs import replace_text
+from services.stack.operate.engine import last_line
 from services.stack.operate.env_file import ASSIGNED, OFFERED, read_variables, write_lines
 from services.stack.render import render
 
@@ -55,12 +56,9 @@ def upgrade(folder: Path, env_file: Path, reference: str | None, dry_run: bool, 
         _git(folder, "checkout", "--quiet", "--", COMPOSE)
     try:
         _move(folder, target)
+    finally:
         if cards:
             replace_text(folder / COMPOSE, render((folder / COMPOSE).read_text(encoding="utf-8"), cards))
-    except UserError:
-        if cards:
-            replace_text(folder / COMPOSE, render((folder / COMPOSE).read_text(encoding="utf-8"), cards))
-        raise
     if added:
         lines = env_file.read_text(encoding="utf-8").splitlines()
         write_lines(env_file, [*lines, "", f"# New with {target}, see .env.example:", *added.values()])
@@ -150,8 +148,6 @@ def _show(folder: Path, commit: str, path: str) -> str:
 def _git(folder: Path, *arguments: str) -> str:
     finished = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
     if finished.returncode != 0:
-        said = [line for line in finished.stderr.splitlines() if line.strip()]
-        raise UserError(
-            f"git {arguments[0]}: {said[-1] if said else finished.returncode}; see `git -C {folder} status`"
-        )
+        said = last_line(finished.stderr) or finished.returncode
+        raise UserError(f"git {arguments[0]}: {said}; see `git -C {folder} status`")
     return finished.stdout
