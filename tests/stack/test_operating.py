@@ -204,7 +204,6 @@ def test_a_killed_swap_is_undone_by_the_next_command(project: Path, version: str
     assert entries(project)[-1]["event"] == "undone"
 
 
-@pytest.mark.long
 def test_the_phases_never_overlap_and_a_stubborn_process_is_killed(project: Path) -> None:
     succeed(project, "phase", "generate")
     assert set(up(project)) == {"sglang", "producer"}
@@ -220,7 +219,6 @@ def test_the_phases_never_overlap_and_a_stubborn_process_is_killed(project: Path
     assert up(project) == {}
 
 
-@pytest.mark.long
 def test_a_process_that_is_not_a_services_own_is_named_before_anything_is_stopped(project: Path) -> None:
     succeed(project, "phase", "train")
     container = compose(project, "run", "--detach", "trainer", "stubborn").strip()
@@ -233,7 +231,6 @@ def test_a_process_that_is_not_a_services_own_is_named_before_anything_is_stoppe
     succeed(project, "phase", "generate")
 
 
-@pytest.mark.long
 def test_a_side_that_does_not_get_healthy_gives_way_to_the_one_before(project: Path, version: str) -> None:
     succeed(project, "phase", "train")
     with (project / ".env").open("a") as file:
@@ -245,7 +242,6 @@ def test_a_side_that_does_not_get_healthy_gives_way_to_the_one_before(project: P
     assert "COMPOSE_PROFILES=train" in (project / ".env").read_text()
 
 
-@pytest.mark.long
 def test_an_image_is_compared_with_what_was_recorded_for_the_one_in_use(project: Path, version: str) -> None:
     assert "first `dflash-stack budget measure producer`" in error_of(project, "budget", "check", "producer")
     succeed(project, "budget", "measure", "producer")
