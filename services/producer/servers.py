@@ -49,10 +49,15 @@ class Pace:
 
 @dataclass(eq=False)
 class Server:
-    """One address. `trying_suspect`: a prompt that lost a connection before is in flight, and it may be why."""
+    """One address.
+
+    `gone`: its name no longer has it, and it is kept for what is in flight there.
+    `trying_suspect`: a prompt that lost a connection before is in flight, and it may be why.
+    """
 
     url: str
     healthy: bool = False
+    gone: bool = False
     refused: bool = False
     stalled: bool = False
     trouble: str = "not asked yet"
@@ -214,7 +219,8 @@ class Servers:
         stall_timeout = self._settings.generate.stall_timeout
         while True:
             await self._resolve()
-            probing = [asyncio.create_task(self._probe(server)) for server in self.all if not server.healthy]
+            absent = [server for server in self.all if not (server.healthy or server.gone)]
+            probing = [asyncio.create_task(self._probe(server)) for server in absent]
             if probing and not self._opened:
                 # The first that is ready must not get what is meant for all.
                 await asyncio.wait(probing, timeout=FIRST_LOOK_SECONDS)
@@ -223,7 +229,9 @@ class Servers:
             await asyncio.gather(*probing)
             if time.monotonic() - checked > min(LONGEST_PROGRESS_INTERVAL, stall_timeout / 4):
                 checked = time.monotonic()
-                await asyncio.gather(*(self._check_progress(server) for server in self.all if server.healthy))
+                # One left out or gone may hang as well, with what it was sent before.
+                busy = [server for server in self.all if server.healthy or server.in_flight]
+                await asyncio.gather(*(self._check_progress(server) for server in busy))
             self._hand_out()
             self._give_up_when_none_is_left()
             await asyncio.sleep(self.pace.probe_interval)
@@ -233,10 +241,11 @@ class Servers:
         urls = set()
         for found in await asyncio.gather(*(probes.addresses(url) for url in self._urls)):
             urls.update(found)
-        for url in urls - self._servers.keys():
-            self._servers[url] = Server(url)
+        for url in urls:
+            self._servers.setdefault(url, Server(url)).gone = False
         for url in self._servers.keys() - urls:
             self.leave_out(self._servers[url], "its address is gone")
+            self._servers[url].gone = True
             if not self._servers[url].in_flight:
                 del self._servers[url]
 

@@ -27,7 +27,8 @@ USER root
 RUN cd /opt/environment/lib/python3.11/site-packages \\
     && sed -i "s/^__version__ = .*/__version__ = '{OTHER}'/" torch/version.py \\
     && sed -i "s/^Version: .*/Version: {OTHER}/" torch-*.dist-info/METADATA \\
-    && mv torch-*.dist-info "torch-{OTHER}.dist-info"
+    && mv torch-*.dist-info "torch-{OTHER}.dist-info" \\
+    && sed -i "s/2.13.0+cpu/{OTHER}/" /opt/image/contents.json
 USER 10001:10001
 """
 RUN = "r"
@@ -104,13 +105,13 @@ def test_training_goes_on_at_its_step_in_the_other_image_and_back(stack: StackUn
     assert f"torch 2.13.0+cpu -> {OTHER}" in told
     assert "/train/checkpoints/step-" in told
     first = newest_checkpoint(stack)
-    assert first["versions"]["torch"] == "2.13.0+cpu"
+    assert first["run"]["versions"]["torch"] == "2.13.0+cpu"
     stopped_at = first["progress"]["step"]
     wait_until(lambda: steps(stack)[-1] > stopped_at + 10, "steps of the other image")
 
     stack.operate("rollback", "trainer")
     second = newest_checkpoint(stack)
-    assert second["versions"]["torch"] == OTHER
+    assert second["run"]["versions"]["torch"] == OTHER
     assert second["progress"]["step"] > stopped_at + 10
     wait_until(lambda: steps(stack)[-1] > second["progress"]["step"] + 10, "steps after the rollback")
 
