@@ -8,6 +8,7 @@ rows x (tokens + rows). `dflash.mask` has the rule, and `masked_attention` with 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ from torch.nn import functional as F
 from dflash.model import Attend, KeysValues
 from dflash.pack import Pack
 
+# The attention of a pack's blocks of so many rows.
+PackAttention = Callable[[Pack, int], Attend]
 # Block rows that share one call. More make larger products, and more of each mask is wasted on each other's rows.
 ROWS_AT_ONCE = 128
 
@@ -38,9 +41,7 @@ def attention_by_prefix(pack: Pack, block_size: int) -> Attend:
     Neither queries, keys nor values are copied for the backward pass, which attends again.
     """
     device = pack.input_ids.device
-    host = pack.on_host
-    anchors = host.anchors.numpy()
-    starts = anchors - host.positions[host.anchors].numpy()
+    anchors, starts = pack.on_host.anchors.numpy(), pack.starts().numpy()
     plan = [
         _neighbours(first, starts[first:end], anchors[first:end], block_size, device)
         for first, end in _runs(starts, max(ROWS_AT_ONCE // block_size, 1))

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from dflash.errors import DflashError
 
 DtypeName = Literal["float32", "bfloat16"]
+AttentionName = Literal["auto", "flex", "sdpa"]
 # What a process of a run does; colocated: both.
 Role = Literal["target", "drafter", "colocated"]
 
@@ -201,6 +202,10 @@ class TrainingConfig(_Config):
     target_dtype: DtypeName = Field(default="float32", description="Weights and arithmetic of the target.")
     device: str = Field(default="cpu", description="A torch device.")
     threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; default: torch's choice.")
+    attention: AttentionName = Field(
+        default="auto",
+        description="flex: block-sparse flex attention, on CUDA; sdpa: by prefix; auto: flex where it is seen to work.",
+    )
     max_draft_rows: int | None = Field(
         default=None,
         ge=2,
@@ -241,12 +246,23 @@ class TrainingConfig(_Config):
         return self
 
     @model_validator(mode="after")
+    def _flex_has_its_device(self) -> TrainingConfig:
+        if self.attention == "flex" and not self.tries_flex:
+            raise ValueError(f"attention: flex trains on CUDA devices only, not on {self.device}: use auto or sdpa")
+        return self
+
+    @model_validator(mode="after")
     def _every_drafter_has_as_many_packs(self) -> TrainingConfig:
         if self.step_packs % self.topology.drafters:
             raise ValueError(
                 f"packs_per_step {self.packs_per_step} is not a multiple of topology.drafters {self.topology.drafters}"
             )
         return self
+
+    @property
+    def tries_flex(self) -> bool:
+        """Whether the drafter's attention may be flex attention."""
+        return self.attention != "sdpa" and self.device.startswith("cuda")
 
     def measures_after(self, step: int) -> bool:
         """Whether acceptance is measured after `step` steps."""

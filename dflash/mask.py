@@ -43,3 +43,18 @@ def block_mask(documents: Tensor, anchors: Tensor, block_size: int) -> Tensor:
     context = same_document & (rows[None] < anchors[:, None])
     own_block = torch.eye(len(anchors), dtype=torch.bool, device=device).repeat_interleave(block_size, dim=1)
     return torch.cat((context, own_block), dim=1).repeat_interleave(block_size, dim=0)
+
+
+def is_visible_in_stretches(
+    row: Tensor, key: Tensor, starts: Tensor, anchors: Tensor, context_length: int, block_size: int
+) -> Tensor:
+    """The rule for block rows and keys given by index, broadcast together: what flex attention evaluates.
+
+    Args:
+        starts, anchors: int [blocks], the first context row of each block's document, and its anchor.
+        context_length: context rows; the block rows' keys come after them.
+        block_size: rows of a block.
+    """
+    block = row // block_size
+    of_context = (starts[block] <= key) & (key < anchors[block])
+    return of_context | ((key >= context_length) & ((key - context_length) // block_size == block))

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from dflash.architecture import Architecture, tensor_shapes
 from dflash.config import DtypeName, Role, TrainingConfig
 from dflash.errors import DflashError
+from dflash.flex import padded_length
 from dflash.initialize import architecture_for
 from dflash.limits import draft_rows, limits_after, rows_at_once
 
@@ -150,6 +151,7 @@ def drafter_parts(config: TrainingConfig, shape: Architecture) -> dict[str, int]
         "bfloat16 copies of weights": 2 * parameters if half else 0,
         "context": config.token_budget * _context_bytes(shape, half, several),
         "draft rows": kept,
+        "flex attention": _flex_bytes(config, shape) if config.tries_flex else 0,
         "workspace": max(_logits_bytes(config, shape), rows * _backward_bytes(shape, half)),
     }
 
@@ -179,6 +181,19 @@ def _context_bytes(shape: Architecture, half: bool, several: bool) -> int:
     by_layer = (14 + 6 * several if half else 16 + 8 * several) * keys
     fused = 2 * len(shape.target_layer_ids) * hidden if half else 0
     return fused + 12 * hidden + shape.num_layers * by_layer + 2 * FP32 * shape.head_dim
+
+
+def _flex_bytes(config: TrainingConfig, shape: Architecture) -> int:
+    """What flex attention keeps of one group beside `_row_bytes` and `_context_bytes`, in all layers.
+
+    Keys and values joined, queries and outputs, all padded; and the logarithm of each row's sum, in fp32.
+    """
+    tokens, rows = padded_length(config.token_budget), padded_length(rows_at_once(config))
+    size = SIZES[config.dtype]
+    keys, heads = shape.num_key_value_heads * shape.head_dim, shape.num_attention_heads
+    padding = (rows - rows_at_once(config)) * heads * shape.head_dim * size
+    by_layer = 2 * (tokens + rows) * keys * size + rows * heads * (shape.head_dim * size + FP32) + padding
+    return shape.num_layers * by_layer
 
 
 def _backward_bytes(shape: Architecture, half: bool) -> int:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from dflash.attention_choice import choose_attention
 from dflash.batch import PackContent, read_pack
 from dflash.config import TrainingConfig
 from dflash.features import FeatureSource, TargetStates
@@ -77,11 +78,12 @@ def probe(config: TrainingConfig, seconds: float) -> tuple[Rates, Work]:
         torch.cuda.empty_cache()
 
     optimizer = ShardedAdamW(model, config, ALONE)
+    attention, _ = choose_attention(config, model.architecture, ends.device, ALONE)
 
     def gradient(index: int) -> None:
         optimizer.begin()
         pack = build_pack(contents[index].samples, contents[index].anchors, ends.device)
-        accumulate_gradient(model, ends, pack, _to(ends.device, states[index]), config)
+        accumulate_gradient(model, ends, pack, _to(ends.device, states[index]), config, attention=attention)
 
     gradient_seconds = _time(gradient, len(contents), seconds / 2)
     optimizer_seconds = _time(lambda _: optimizer.step(0.0), 1, seconds / 20)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dflash.attention_choice import choose_attention
 from dflash.batch import read_pack
 from dflash.checkpoint import Progress, describe_run, list_checkpoints, resume, save_checkpoint
 from dflash.config import TrainingConfig
@@ -99,6 +100,9 @@ class _Run:
         self.model, self.ends = foundation
         self.data, self.on_progress, self.should_stop = data, on_progress, should_stop
         self.optimizer = ShardedAdamW(self.model, config, world)
+        self.attention, note = choose_attention(config, self.model.architecture, self.ends.device, world)
+        if note is not None and world.leads:
+            on_progress({"note": note})
         self.metrics = config.output / "metrics.jsonl"
         self.identity = self._describe()
         self.supply, measure = self._open_supply(target)
@@ -224,7 +228,7 @@ class _Run:
 
         def attempt() -> tuple[BlockLoss, Labels]:
             limits = limits_at(self.progress.step_downs)
-            return accumulate_gradient(self.model, self.ends, pack, states, self.config, totals, limits)
+            return accumulate_gradient(self.model, self.ends, pack, states, self.config, totals, limits, self.attention)
 
         def step_down(reason: str) -> None:
             step, limits = self.progress.step + 1, limits_at(self.progress.step_downs)

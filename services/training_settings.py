@@ -98,6 +98,9 @@ class TrainSettings(Section):
     target_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     device: str = "cuda"
     threads: int | None = Field(default=None, ge=1)
+    attention: Literal["auto", "flex", "sdpa"] = Field(
+        default="auto", description="flex on CUDA devices, sdpa anywhere; auto: flex where it is seen to work"
+    )
     max_draft_rows: int | None = Field(default=None, ge=2, description="most block rows in memory at once; null: all")
     loss_chunk_blocks: int | None = Field(
         default=None, ge=1, description="blocks whose logits are in memory at once; null: by size"

@@ -161,6 +161,18 @@ def test_more_baseline_leaves_less_for_the_rest(story: dict[str, Any], large_sha
     assert after.largest_token_budget < before.largest_token_budget  # type: ignore[operator]
 
 
+def test_flex_attention_is_planned_where_it_may_be_used(story: dict[str, Any], large_shape: TargetShape) -> None:
+    totals = {}
+    for device, attention in (("cpu", "auto"), ("cuda", "auto"), ("cuda", "flex"), ("cuda", "sdpa")):
+        config = TrainingConfig.model_validate(story | {"device": device, "attention": attention})
+        parts = make_plan("drafter", config, large_shape, 97 * 10**9, 0).parts
+        totals[device, attention] = parts["flex attention"]
+    assert totals["cpu", "auto"] == totals["cuda", "sdpa"] == 0
+    # Of each of 5 layers, in bfloat16: keys and values of 4 heads of 256, outputs and a number in fp32 of 24.
+    keys, outputs = 2 * (49_152 + 32_768) * 4 * 256 * 2, 32_768 * 24 * (256 * 2 + 4)
+    assert totals["cuda", "auto"] == totals["cuda", "flex"] == 5 * (keys + outputs)
+
+
 def test_the_command_prints_a_table_or_json_and_fails_for_what_does_not_fit(
     story: dict[str, Any], tmp_path: Path
 ) -> None:

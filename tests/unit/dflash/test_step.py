@@ -168,7 +168,7 @@ def test_attention_by_prefix_is_attention_by_the_whole_mask(seed: int) -> None:
         torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
 
 
-class _Largest(TorchDispatchMode):
+class Largest(TorchDispatchMode):
     """The most elements of any tensor that an operator returned."""
 
     elements = 0
@@ -184,7 +184,7 @@ class _Largest(TorchDispatchMode):
 def test_no_mask_over_the_whole_pack_is_made(model: DraftModel, target: Target) -> None:
     pack = make_pack([60] * 24, [list(range(2, 58, 2))] * 24)
     rows = len(pack.anchors) * BLOCK_SIZE
-    with _Largest() as largest:
+    with Largest() as largest:
         accumulate_gradient(model, target, pack, random_states(pack, model), config(loss_chunk_blocks=8))
     assert largest.elements < rows * (rows + len(pack.input_ids)) / 20
 
