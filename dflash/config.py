@@ -144,7 +144,7 @@ class MixtureConfig(_Config):
 
 
 class TopologyConfig(_Config):
-    """The processes of a run, one a device; drafters come first in their numbering."""
+    """The processes of a run, one a device but for targets on several cards; drafters come first in their numbering."""
 
     targets: int = Field(
         default=0,
@@ -152,6 +152,9 @@ class TopologyConfig(_Config):
         description="Processes that run the target for the drafters; 0: each drafter runs it itself (colocated).",
     )
     drafters: int = Field(default=1, ge=1, description="Processes that train, each on packs of its own.")
+    cards_per_target: int = Field(
+        default=1, ge=1, description="Cards of each target process; the target's layers are split over them."
+    )
     look_ahead_bytes: int = Field(
         default=8 * 2**30,
         ge=1,
@@ -163,6 +166,24 @@ class TopologyConfig(_Config):
     def processes(self) -> int:
         """Processes in all."""
         return self.targets + self.drafters
+
+    @property
+    def cards(self) -> int:
+        """Cards in all, where the device is `cuda`."""
+        return self.drafters + self.targets * self.cards_per_target
+
+    def cards_of(self, rank: int) -> list[int]:
+        """Return the numbers of a rank's cards: drafters have the first, one each, and targets the next."""
+        if rank < self.drafters:
+            return [rank]
+        first = self.drafters + (rank - self.drafters) * self.cards_per_target
+        return list(range(first, first + self.cards_per_target))
+
+    @model_validator(mode="after")
+    def _only_targets_have_several_cards(self) -> TopologyConfig:
+        if self.cards_per_target > 1 and not self.targets:
+            raise ValueError("cards_per_target needs targets: a colocated drafter has its target on its own card")
+        return self
 
 
 class TrainingConfig(_Config):

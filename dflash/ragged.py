@@ -24,7 +24,8 @@ class RaggedLayer(DynamicLayer):
         super().__init__()  # type: ignore[no-untyped-call]
         self.lazy_initialization(*buffers)
         self.keys, self.values = buffers
-        self.buffers, self.lengths = buffers, lengths
+        # A target's layers may be on several cards.
+        self.buffers, self.lengths = buffers, lengths.to(buffers.keys.device)
 
     def update(self, key_states: Tensor, value_states: Tensor, *_args: Any, **_options: Any) -> tuple[Tensor, Tensor]:
         """Write one pass's rows [batch, heads, rows, head_dim]; return all rows up to the longest document's last."""

@@ -21,7 +21,7 @@ from dflash.curve import AcceptanceCurve, Measure, acceptance_meter
 from dflash.errors import DflashError
 from dflash.features import FeatureSource, TargetStates
 from dflash.files import remove_unpublished, write_json
-from dflash.founding import Data, Foundation, found_data, found_target, own_device, receive
+from dflash.founding import Data, Foundation, found_data, found_target, own_devices, receive
 from dflash.initialize import initialize
 from dflash.limits import limits_after, next_step_down, nothing_left, repeat_until_it_fits
 from dflash.metrics import StepSums, append_line, drop_lines_after
@@ -70,12 +70,12 @@ def train(
     """
     if (world.targets, world.drafters) != (config.topology.targets, config.topology.drafters):
         raise DflashError(f"topology needs {config.topology.processes} processes: start them with `dflash train`")
-    check_memory(config, world.role)
+    devices = own_devices(config, world.rank)
+    check_memory(config, world.role, devices)
     clock = clock or Clock()
-    device = own_device(config, world)
-    target = None if world.targets else found_target(config, device)
+    target = None if world.targets else found_target(config, devices)
     if target is None:
-        foundation = receive(config, world, device)
+        foundation = receive(config, world, devices[0])
     else:
         foundation = Foundation(initialize(config.draft, target, config.seed), target)
     data = found_data(config, world, foundation.ends.embedding.num_embeddings)

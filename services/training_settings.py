@@ -56,6 +56,7 @@ class TopologySettings(Section):
 
     targets: int = Field(default=0, ge=0, description="processes that run the target; 0: each drafter runs it itself")
     drafters: int = Field(default=1, ge=1, description="processes that train")
+    cards_per_target: int = Field(default=1, ge=1, description="cards of each target, whose layers are split over them")
     look_ahead_bytes: int = Field(default=8 * 2**30, ge=1, description="host memory of each target for states to come")
     shard_optimizer: bool = Field(default=False, description="share AdamW's state out among the drafters")
 

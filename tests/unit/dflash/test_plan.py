@@ -188,6 +188,27 @@ def test_the_command_prints_a_table_or_json_and_fails_for_what_does_not_fit(
     assert "the largest part is" in bad.stdout
 
 
+def test_a_target_on_several_cards_is_planned_card_by_card(story: dict[str, Any], tmp_path: Path) -> None:
+    topology = {"targets": 1, "drafters": 3, "cards_per_target": 2}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(story | {"device": "cuda", "topology": topology}))
+    command = ["plan", "--config", str(tmp_path / "run.yaml"), "--card-bytes", "48000000000", "--roles", "target"]
+    printed = CliRunner().invoke(app, [*command, "--json"])
+    assert printed.exit_code == 0
+    first, second = json.loads(printed.stdout)
+    shape = read_target_shape(Path(story["target"]))
+    assert first["parts"]["target weights"] + second["parts"]["target weights"] == 2 * shape.parameters
+    # The fullest card is less than a layer over its share.
+    assert first["parts"]["target weights"] <= shape.parameters + 2 * max(shape.of_layers)
+    assert "features of the pack" in first["parts"]
+    assert "features of the pack" not in second["parts"]
+    assert "target 1/2  target 2/2" in CliRunner().invoke(app, command).stdout
+
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(story | {"device": "cuda", "topology": {"targets": 1}}))
+    whole = CliRunner().invoke(app, command)
+    assert whole.exit_code == 1
+    assert "more cards for a target (topology.cards_per_target, now 1)" in whole.stdout
+
+
 def test_an_impossible_run_is_refused_before_the_target_is_loaded(story: dict[str, Any]) -> None:
     config = TrainingConfig.model_validate(story | {"memory": {"limit_bytes": 97 * 10**9}})
     # The folder has no weights, nor is there a dataset: to load anything would be another error.
