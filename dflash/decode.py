@@ -18,7 +18,7 @@ from dflash.config import Sampling
 from dflash.errors import DflashError
 from dflash.model import DraftModel, KeysValues
 from dflash.sampling import Draws, distribution, draw
-from dflash.target import Target, forward_with_cache
+from dflash.target import Target, forward_with_cache, head_logits
 
 
 @dataclass(frozen=True)
@@ -201,8 +201,7 @@ def block_hidden(target: Target, draft: DraftModel, anchor: int, cache: DraftCac
 
 def guess_logits(target: Target, draft: DraftModel, anchor: int, cache: DraftCache) -> Tensor:
     """Return the drafter's logits [block_size - 1, vocabulary] for the tokens after `anchor`, all from one pass."""
-    hidden = block_hidden(target, draft, anchor, cache)[1:]
-    return hidden.to(target.head.dtype) @ target.head.T
+    return head_logits(target, block_hidden(target, draft, anchor, cache)[1:])
 
 
 def count_accepted(block: list[int], choices: list[int]) -> int:

@@ -18,7 +18,7 @@ from dflash.decode import GreedyOutput, SpeculativeOutput, as_row, cut_at_end, n
 from dflash.model import DraftModel, KeysValues, masked_attention
 from dflash.ragged import RaggedLayer, block_mask, causal_mask, stack_rows, write_rows
 from dflash.sampling import Draws, distribution, draw, keep_drawn
-from dflash.target import Target, TargetOutput, forward_with_cache
+from dflash.target import Target, TargetOutput, forward_with_cache, head_logits
 
 
 @torch.no_grad()
@@ -195,8 +195,7 @@ def _guess_logits(target: Target, draft: DraftModel, anchors: Tensor, batch: _Ba
     context = [KeysValues(layer.keys[:, :, :longest], layer.values[:, :, :longest]) for layer in batch.draft_layers]
     attend = masked_attention(block_mask(batch.lengths, shape.block_size))
     hidden = draft(inputs, _positions(batch.lengths, shape.block_size), context, attend)[:, 1:]
-    logits: Tensor = hidden.to(target.head.dtype) @ target.head.T
-    return logits
+    return head_logits(target, hidden)
 
 
 def _add_context(draft: DraftModel, batch: _Batch, features: Tensor) -> None:
