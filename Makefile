@@ -115,8 +115,9 @@ bench-monitoring: envs tools ## Measure what watching costs: a scrape, series of
 	$(ENVS)/producer/bin/python $(RUN_IN) -q -s tests/benchmarks/bench_monitoring.py
 
 .PHONY: pictures
-pictures: envs tools binaries ## Draw the dashboards over the tests' live stack into docs/images, in ten minutes
-	PYTHONPATH=.:$(ENVS)/tests/lib/python3.11/site-packages $(ENVS)/producer/bin/python -m tests.monitoring.show docs/images
+pictures: envs materials binaries ## Watch a real run, draw the dashboards into docs/images and list every panel's values
+	PYTHONPATH=. $(ENVS)/stack/bin/python -m tests.monitoring.watched_run docs/images docs/panels.md
+	PYTHONPATH=. $(ENVS)/stack/bin/python -m tests.monitoring.written_cards docs/images
 
 .PHONY: test-stack
 test-stack: envs tools materials ## Build the cpu images, bring the stack up in containers, and run the pipeline in it
