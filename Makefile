@@ -69,6 +69,10 @@ bench-acceptance: envs materials ## Train this project's way and SpecForge's on 
 	$(ENVS)/trainer/bin/python -m tests.benchmarks.bench_acceptance $(ARGUMENTS)
 	$(ENVS)/stack/bin/python -m tests.benchmarks.plot_acceptance var/bench-acceptance/curves.json
 
+.PHONY: bench-objectives
+bench-objectives: envs materials ## Train with each term of the loss on the same data and compare acceptance (ARGUMENTS)
+	$(ENVS)/trainer/bin/python -m tests.benchmarks.bench_objectives $(ARGUMENTS)
+
 .PHONY: test-services
 test-services: ## Tests on a real embedded Redis and the real SGLang server
 	$(ENVS)/producer/bin/python $(RUN_IN) tests/services

@@ -17,6 +17,10 @@ class DraftSettings(Section):
     mask_token_id: int | None = Field(default=None, description="must own a row in the target's embedding")
     init: Literal["random", "target"] = Field(default="random", description="fresh, or from the target's layers")
     init_layer_ids: tuple[int, ...] | None = Field(default=None, description="the target's layers to begin from")
+    layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = Field(
+        default=None, description="one for each layer; null: all full_attention"
+    )
+    sliding_window: int | None = Field(default=None, ge=2, description="positions that a sliding_attention layer sees")
 
 
 class ObjectiveSettings(Section):
