@@ -140,7 +140,7 @@ bench-prompts: envs materials ## Measure preparing prompts: rows a second, peak 
 	PYTHONPATH=. $(ENVS)/tokenizer/bin/python -m tests.benchmarks.bench_prompts $(ARGUMENTS)
 
 .PHONY: lint
-lint: envs tools ## ruff, mypy, import-linter, shellcheck, hadolint
+lint: envs tools ## ruff, mypy, import-linter, shellcheck, hadolint, dclint
 	tests/lint.sh
 
 .PHONY: lock

@@ -1,9 +1,9 @@
 """The parts of the configuration file that the trainer's jobs read: `train` and `evaluate`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.section import Section
 
@@ -116,6 +116,19 @@ class TrainSettings(Section):
     log_every: int = Field(default=10, ge=1, description="steps")
     stall_seconds: float = Field(default=1800, gt=0, description="a process that does not go on for so long is hung")
     job_timeout: int = Field(default=14 * 24 * 3600, gt=0, description="seconds")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        """What `dflash train` would refuse, days later, once all prompts are answered."""
+        if self.max_length > self.token_budget:
+            raise ValueError(f"max_length {self.max_length} does not fit into token_budget {self.token_budget}")
+        if self.max_draft_rows is not None and self.max_draft_rows < self.draft.block_size:
+            raise ValueError(f"max_draft_rows {self.max_draft_rows} is less than one block of {self.draft.block_size}")
+        if self.packs_per_step is not None and self.packs_per_step % self.topology.drafters:
+            raise ValueError(
+                f"packs_per_step {self.packs_per_step} is not a multiple of topology.drafters {self.topology.drafters}"
+            )
+        return self
 
 
 class EvaluateSettings(Section):
