@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 
@@ -58,24 +60,27 @@ def what_is_wrong(
         torch.randn(1, *size, shape.head_dim, generator=generator).to(device, dtype)
         for size in (*sizes.values(), (heads, rows))
     )
-    mask = block_mask(pack.documents, pack.anchors, shape.block_size)
-    try:
-        found = _results(attention(pack, shape.block_size), leaves, upstream)
-    except Exception as error:  # noqa: BLE001 - whatever a compiler raises: there is another way
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    expected = _results(masked_attention(mask), [leaf.float() for leaf in leaves], upstream.float())
+    reference = masked_attention(partial(block_mask, pack.documents, pack.anchors, shape.block_size))
     names = ["the output", *(f"the gradient of {name}" for name in sizes)]
-    for name, one, other in zip(names, found, expected, strict=True):
-        difference = float((one.float() - other).norm() / other.norm())
-        # Written so that NaN does not pass.
-        if not difference <= TOLERANCE[dtype]:
-            return f"{name} differs from the reference's by {difference:.2g} of its norm"
+    for window in dict.fromkeys(shape.windows):
+        try:
+            found = _results(attention(pack, shape.block_size), leaves, upstream, window)
+        except Exception as error:  # noqa: BLE001 - whatever a compiler raises: there is another way
+            return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        expected = _results(reference, [leaf.float() for leaf in leaves], upstream.float(), window)
+        for name, one, other in zip(names, found, expected, strict=True):
+            difference = float((one.float() - other).norm() / other.norm())
+            # Written so that NaN does not pass.
+            if not difference <= TOLERANCE[dtype]:
+                return f"{name} differs from the reference's by {difference:.2g} of its norm"
     return None
 
 
-def _results(attend: Attend, leaves: list[torch.Tensor], upstream: torch.Tensor) -> list[torch.Tensor]:
+def _results(
+    attend: Attend, leaves: list[torch.Tensor], upstream: torch.Tensor, window: int | None
+) -> list[torch.Tensor]:
     leaves = [leaf.detach().requires_grad_() for leaf in leaves]
-    out = attend(leaves[0], KeysValues(*leaves[1:3]), KeysValues(*leaves[3:]))
+    out = attend(leaves[0], KeysValues(*leaves[1:3]), KeysValues(*leaves[3:]), window)
     return [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from dflash.architecture import SLIDING, SMALLEST_WINDOW, LayerType
 from dflash.errors import DflashError
 
 DtypeName = Literal["float32", "bfloat16"]
@@ -61,6 +62,14 @@ class DraftConfig(_Config):
         default=None,
         description="With init: target, the layers to copy; default: those after the deepest tap.",
     )
+    layer_types: tuple[LayerType, ...] | None = Field(
+        default=None, description="full_attention or sliding_attention for each layer; default: all full."
+    )
+    sliding_window: int | None = Field(
+        default=None,
+        ge=SMALLEST_WINDOW,
+        description="Positions that a row of a sliding layer sees, itself included.",
+    )
 
     @model_validator(mode="after")
     def _init_layers_match(self) -> DraftConfig:
@@ -69,6 +78,14 @@ class DraftConfig(_Config):
                 raise ValueError("init_layer_ids needs init: target")
             if len(self.init_layer_ids) != self.num_layers:
                 raise ValueError(f"init_layer_ids must name {self.num_layers} layers, one for each draft layer")
+        return self
+
+    @model_validator(mode="after")
+    def _windows_match(self) -> DraftConfig:
+        if self.layer_types is not None and len(self.layer_types) != self.num_layers:
+            raise ValueError(f"layer_types must name {self.num_layers} types, one for each draft layer")
+        if (SLIDING in (self.layer_types or ())) != (self.sliding_window is not None):
+            raise ValueError(f"sliding_window belongs to layer_types with a {SLIDING}: give both or neither")
         return self
 
 

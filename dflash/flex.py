@@ -1,9 +1,9 @@
 """Attention of a pack's blocks by flex attention, which computes only the tiles of the mask that somebody sees.
 
-Which tiles those are follows from two stretches of keys for each block, its document's rows before the anchor and its
-own rows: their lists are made on the host from the anchors, and no mask of rows x keys is made anywhere. Lengths are
-padded to a few sizes, as each size is compiled once; padding is in no list, and only attention's operands have it.
-`dflash.mask` has the rule, and `masked_attention` with its mask is the plain reference.
+Which tiles those are follows from two stretches of keys for each block, its document's rows before the anchor (or its
+window's) and its own rows: their lists are made on the host from the anchors, and no mask of rows x keys is made
+anywhere. Lengths are padded to a few sizes, as each size is compiled once; padding is in no list, and only attention's
+operands have it. `dflash.mask` has the rule, and `masked_attention` with its mask is the plain reference.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from dflash.mask import is_visible_in_stretches
+from dflash.mask import is_visible_by_index
 from dflash.model import Attend, KeysValues
 from dflash.pack import Pack
 
@@ -52,7 +52,10 @@ def attention_by_tiles(pack: Pack, block_size: int, attention: FlexAttention | N
     attention = attention or compiled_flex_attention()
     tokens, rows = len(pack.input_ids), len(pack.anchors) * block_size
     context_length, padded_rows = padded_length(tokens), padded_length(rows)
-    mask = tiled_mask(pack, block_size)
+
+    @cache
+    def mask_of(window: int | None) -> BlockMask:
+        return tiled_mask(pack, block_size, window)
 
     def join(of_context: Tensor, of_blocks: Tensor) -> Tensor:
         gap, tail = (
@@ -61,29 +64,33 @@ def attention_by_tiles(pack: Pack, block_size: int, attention: FlexAttention | N
         )
         return torch.cat((of_context.to(of_blocks.dtype), gap, of_blocks, tail), dim=2)
 
-    def attend(queries: Tensor, context: KeysValues, block: KeysValues) -> Tensor:
+    def attend(queries: Tensor, context: KeysValues, block: KeysValues, window: int | None) -> Tensor:
         # Under autocast the norms give fp32 and the projections bf16; attention is computed in the latter.
         dtype = block.values.dtype
         queries = torch.nn.functional.pad(queries.to(dtype), (0, 0, 0, padded_rows - rows))
         keys, values = join(context.keys, block.keys.to(dtype)), join(context.values, block.values)
-        return attention(queries, keys, values, mask)[:, :, :rows]
+        return attention(queries, keys, values, mask_of(window))[:, :, :rows]
 
     return attend
 
 
-def tiled_mask(pack: Pack, block_size: int) -> BlockMask:
-    """Return the mask of `pack`'s blocks, over the padded rows and the padded [context | block rows]."""
+def tiled_mask(pack: Pack, block_size: int, window: int | None = None) -> BlockMask:
+    """Return the mask of `pack`'s blocks, over the padded rows and the padded [context | block rows].
+
+    Args:
+        window: positions that a row of a sliding-window layer sees, itself included; None: a full layer.
+    """
     device = pack.input_ids.device
     context_length = padded_length(len(pack.input_ids))
     rows = padded_length(len(pack.anchors) * block_size)
     padding = (0, -(-rows // block_size) - len(pack.anchors))
     # Blocks of padding begin and end at row 0: they see nothing of the context.
     starts, anchors = (np.pad(stretch, padding) for stretch in (pack.starts().numpy(), pack.on_host.anchors.numpy()))
-    lists = tile_lists(starts, anchors, len(pack.anchors), block_size, context_length, rows)
+    lists = tile_lists(starts, anchors, len(pack.anchors), block_size, context_length, rows, window)
     on_device = [_to(device, array) for array in (starts, anchors)]
 
     def mask_mod(_batch: Tensor, _head: Tensor, row: Tensor, key: Tensor) -> Tensor:
-        return is_visible_in_stretches(row, key, on_device[0], on_device[1], context_length, block_size)
+        return is_visible_by_index(row, key, on_device[0], on_device[1], context_length, block_size, window)
 
     partial_counts, partial, full_counts, full = (_to(device, array)[None, None] for array in lists)
     return BlockMask.from_kv_blocks(
@@ -104,8 +111,9 @@ def tile_lists(
     block_size: int,
     context_length: int,
     rows: int,
+    window: int | None = None,
 ) -> TileLists:
-    """List the tiles that blocks of rows see.
+    """List the tiles that blocks of rows see; with a window, those at its edge always as seen in part.
 
     Args:
         starts, anchors: [blocks with padding], the context rows that each block sees: from, up to and without.
@@ -113,18 +121,24 @@ def tile_lists(
         block_size: rows of a block.
         context_length, rows: multiples of TILE, with padding.
     """
-    count = len(starts)
     first_key = np.arange(0, context_length + rows, TILE)
-    own = context_length + np.arange(count) * block_size
-    own_ends = own + np.where(np.arange(count) < blocks, block_size, 0)
-    touched, covered = (np.zeros((count + 1, len(first_key)), dtype=np.int32) for _ in range(2))
-    for begins, ends in ((starts, anchors), (own, own_ends)):
+    real = np.arange(len(starts)) < blocks
+    own = context_length + np.arange(len(starts)) * block_size
+    # What some row of a block sees, and what all of its rows see.
+    some = [(starts, anchors), (own, own + block_size * real)]
+    every = some
+    if window is not None:
+        some = [(np.maximum(starts, anchors - window + 1), anchors), some[1]]
+        every = [(np.maximum(starts, anchors + block_size - window), anchors)]
+    touched, covered = (np.zeros((len(starts) + 1, len(first_key)), dtype=np.int32) for _ in range(2))
+    for begins, ends in some:
         begin, end = begins[:, None], ends[:, None]
         touched[1:] += (begin < end) & (begin < first_key + TILE) & (first_key < end)
-        covered[1:] += (begin <= first_key) & (first_key + TILE <= end)
+    for begins, ends in every:
+        covered[1:] += (begins[:, None] <= first_key) & (first_key + TILE <= ends[:, None])
     # A tile of rows may begin and end inside a block: how many of its blocks see a tile is a difference of sums.
     row = np.arange(0, rows, TILE)
-    first, last = row // block_size, np.minimum((row + TILE - 1) // block_size, count - 1) + 1
+    first, last = row // block_size, np.minimum((row + TILE - 1) // block_size, len(starts) - 1) + 1
     seen, seen_wholly = (sums[last] - sums[first] for sums in (touched.cumsum(0), covered.cumsum(0)))
     full = seen_wholly == (last - first)[:, None]
     return TileLists(*_ordered((seen > 0) & ~full), *_ordered(full))

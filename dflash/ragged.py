@@ -57,12 +57,3 @@ def causal_mask(lengths: Tensor, rows: int) -> Tensor:
     keys = torch.arange(int(lengths.max()) + rows, device=lengths.device)
     last_seen = lengths[:, None] + torch.arange(rows, device=lengths.device)
     return (keys <= last_seen[..., None])[:, None]
-
-
-def block_mask(lengths: Tensor, rows: int) -> Tensor:
-    """Return what a drafter's block of `rows` sees: its document's rows, then all of itself.
-
-    The mask is [batch, 1, 1, longest + rows]: every row of a block sees the same.
-    """
-    context = torch.arange(int(lengths.max()), device=lengths.device) < lengths[:, None]
-    return F.pad(context, (0, rows), value=True)[:, None, None]

@@ -8,6 +8,7 @@ they share, collect what all groups ask of them before their own backward pass.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -114,7 +115,7 @@ def reference_loss(
     device = pack.input_ids.device
     block_size = config.draft.block_size
     labels = Labels(*(tensor.to(device) for tensor in labels_of(pack, config)))
-    attend = masked_attention(block_mask(pack.documents, pack.anchors, block_size))
+    attend = masked_attention(partial(block_mask, pack.documents, pack.anchors, block_size))
     with _arithmetic(device, config):
         context = pack_context(model, pack, states.features)
         hidden = forward_with_context(model, target, pack, context, attend)

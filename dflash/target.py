@@ -138,6 +138,13 @@ def forward_with_cache(
     return TargetOutput(features, logits)
 
 
+def head_logits(target: TargetEnds, hidden: Tensor) -> Tensor:
+    """Return the logits [.., vocabulary] of hidden states [.., hidden], in the head's dtype."""
+    # As one matrix: on a CPU a batch of rows that are apart in memory takes ten times as long.
+    rows = hidden.to(target.head.dtype).flatten(0, -2)
+    return (rows @ target.head.T).view(*hidden.shape[:-1], -1)
+
+
 def resolve_mask_token(target: Target, explicit: int | None) -> int:
     """Return the mask token id: `explicit`, or the mask token that the target's tokenizer names.
 

@@ -1,9 +1,9 @@
 """The parts of the configuration file that the trainer's jobs read: `train` and `evaluate`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.section import Section
 
@@ -17,6 +17,10 @@ class DraftSettings(Section):
     mask_token_id: int | None = Field(default=None, description="must own a row in the target's embedding")
     init: Literal["random", "target"] = Field(default="random", description="fresh, or from the target's layers")
     init_layer_ids: tuple[int, ...] | None = Field(default=None, description="the target's layers to begin from")
+    layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = Field(
+        default=None, description="one for each layer; null: all full_attention"
+    )
+    sliding_window: int | None = Field(default=None, ge=2, description="positions that a sliding_attention layer sees")
 
 
 class ObjectiveSettings(Section):
@@ -116,6 +120,23 @@ class TrainSettings(Section):
     log_every: int = Field(default=10, ge=1, description="steps")
     stall_seconds: float = Field(default=1800, gt=0, description="a process that does not go on for so long is hung")
     job_timeout: int = Field(default=14 * 24 * 3600, gt=0, description="seconds")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        """What `dflash train` would refuse, days later, once all prompts are answered."""
+        if self.max_length > self.token_budget:
+            raise ValueError(f"max_length {self.max_length} does not fit into token_budget {self.token_budget}")
+        if self.max_draft_rows is not None and self.max_draft_rows < self.draft.block_size:
+            raise ValueError(f"max_draft_rows {self.max_draft_rows} is less than one block of {self.draft.block_size}")
+        if self.packs_per_step is not None and self.packs_per_step % self.topology.drafters:
+            raise ValueError(
+                f"packs_per_step {self.packs_per_step} is not a multiple of topology.drafters {self.topology.drafters}"
+            )
+        if self.attention == "flex" and not self.device.startswith("cuda"):
+            raise ValueError(f"attention: flex trains on CUDA devices only, not on {self.device}: use auto or sdpa")
+        if self.topology.cards_per_target > 1 and not self.topology.targets:
+            raise ValueError("topology.cards_per_target needs targets: a colocated drafter has its target on its card")
+        return self
 
 
 class EvaluateSettings(Section):

@@ -27,3 +27,21 @@ PYTHONPATH=. $tools/lint-imports
 git ls-files '*.sh' | xargs -r $tools/shellcheck
 $tools/shellcheck .ci/run
 git ls-files 'images/*/Dockerfile' | xargs -r $tools/hadolint
+
+# dclint comes by npm and not by pip.
+if ! command -v npm >/dev/null; then
+  echo "no npm: dclint is left out" >&2
+  exit 0
+fi
+dclint=.envs/dclint
+if ! cmp --quiet tests/dclint/package-lock.json $dclint/made-from.json; then
+  mkdir -p $dclint
+  cp tests/dclint/package.json tests/dclint/package-lock.json $dclint
+  if ! npm ci --prefix $dclint --ignore-scripts --no-audit --no-fund --loglevel=error; then
+    echo "dclint could not be fetched: it is left out" >&2
+    exit 0
+  fi
+  cp tests/dclint/package-lock.json $dclint/made-from.json
+fi
+$dclint/node_modules/.bin/dclint --config tests/dclint/rules.yaml --max-warnings 0 compose*.yaml tests/stack/fake_server.yaml \
+  tests/stack/miniature

@@ -1,5 +1,6 @@
 """The command line, `dflash-stack`: each stage of a run is a subcommand, see `services.stack.commands`."""
 
+import errno
 import sys
 from typing import NoReturn
 
@@ -31,6 +32,11 @@ def main() -> None:
         app()
     except UserError as error:
         _fail(str(error))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}the disk is full; free some of it, then give the command again")
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -177,6 +177,30 @@ def test_what_cannot_be_swapped_is_said_and_nothing_is_touched(project: Path, ve
     assert not (project / "operations" / "releases.jsonl").exists()
 
 
+def test_a_phase_whose_image_is_not_there_stops_nothing(project: Path) -> None:
+    succeed(project, "phase", "train")
+    with (project / ".env").open("a") as file:
+        file.write("PRODUCER_IMAGE=dflash-stack/producer:no-such\n")
+    assert "image dflash-stack/producer:no-such is not here" in error_of(project, "phase", "generate")
+    assert set(up(project)) == {"trainer"}
+
+
+def test_a_swap_on_a_full_disk_changes_nothing(project: Path, version: str) -> None:
+    succeed(project, "phase", "generate")
+    before, setting = up(project), (project / ".env").read_text()
+    disk = project / "operations"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", disk], check=True)
+    try:
+        (disk / "filling").write_bytes(bytes(4096))
+        assert "the disk is full" in error_of(project, "swap", "producer", "next")
+        assert up(project) == before
+        assert (project / ".env").read_text() == setting
+        (disk / "filling").unlink()
+        succeed(project, "swap", "producer", "next")
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
 def test_a_killed_swap_is_undone_by_the_next_command(project: Path, version: str) -> None:
     succeed(project, "phase", "generate")
     before = up(project)

@@ -125,7 +125,8 @@ def reconcile(
         f"run {run.name}: {found.submitted:,} chunks submitted; {found.assembled:,} assembled, "
         f"{found.to_assemble:,} generated, {found.begun:,} begun, {found.untouched:,} not begun; "
         f"enqueued {found.enqueued['generate']:,} to generate and {found.enqueued['assemble']:,} to assemble; "
-        f"{found.removed} abandoned files removed"
+        f"{found.removed} abandoned files removed",
+        soft_wrap=True,
     )
     if found.damaged:
         raise UserError(

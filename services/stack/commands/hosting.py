@@ -104,7 +104,9 @@ def history(env_file: EnvFile = ENV) -> None:
     from services.stack.operate.project import releases_file
     from services.stack.operate.releases import read_entries
 
-    _console().print(history_table(read_entries(releases_file(env_file))))
+    entries = read_entries(releases_file(env_file))
+    changed = any(entry.event != "measured" for entry in entries)
+    _console().print(history_table(entries) if changed else "no image was changed yet")
 
 
 @budget_app.command("measure")

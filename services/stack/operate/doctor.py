@@ -14,15 +14,14 @@ from services.secret_files import read_secret
 from services.settings import load_settings
 from services.stack.operate.engine import attempt, containers, docker, inspect_image, last_line
 from services.stack.operate.env_file import read_variables
-from services.stack.operate.gpus import IDLE_BYTES, read_cards, read_holders
+from services.stack.operate.gpus import IDLE_BYTES, older_than_needed, read_cards, read_holders
+from services.stack.operate.images import variants
 from services.stack.operate.project import SIDES, Project, open_project
 from services.stack.operate.secret_folder import GRAFANA, NAMES, REDIS
 
 State = Literal["ok", "warning", "wrong"]
 OLDEST_ENGINE = (24, 0)
 OLDEST_COMPOSE = (2, 24)
-# The first driver branch that runs each CUDA version (NVIDIA's compatibility table).
-DRIVERS = {"cu128": 570, "cu130": 580}
 FREE_BYTES_WRONG = 5 * 10**9
 FREE_BYTES_WARNING = 50 * 10**9
 READABLE_BY_ALL = 0o4
@@ -58,7 +57,7 @@ def examine(folder: Path, env_file: Path) -> Iterator[Check]:
         yield _check_toolkit()
     wanted = set(read_variables(project.env_file).get("COMPOSE_PROFILES", "").split(",")) | set(SIDES)
     services = {name: one for name, one in project.services.items() if wanted.intersection(one.get("profiles", SIDES))}
-    yield from _check_disk()
+    yield check_disk(Path(docker("info", "--format", "{{.DockerRootDir}}").strip()))
     yield from check_memory(services, int(docker("info", "--format", "{{.MemTotal}}")))
     yield from check_ports(services, {one.service for one in containers(project.name) if one.alive})
     yield from check_files(project)
@@ -113,10 +112,8 @@ def check_cards(project: Project) -> Iterator[Check]:
 
 
 def _check_driver(project: Project, driver: str) -> Check:
-    variants = {str(service["image"]).partition(":")[2].partition("-")[0] for service in project.services.values()}
-    needed = max((DRIVERS[variant] for variant in variants if variant in DRIVERS), default=0)
-    branch = int(driver.partition(".")[0])
-    if branch < needed:
+    needed = older_than_needed(driver, variants(str(service["image"]) for service in project.services.values()))
+    if needed is not None:
         return Check("driver", "wrong", f"{driver}, and the images' CUDA needs {needed}", f"install driver {needed}")
     return Check("driver", "ok", driver)
 
@@ -129,16 +126,15 @@ def _check_toolkit() -> Check:
     return Check("toolkit", "wrong", "the engine has no NVIDIA runtime", remedy)
 
 
-def _check_disk() -> Iterator[Check]:
-    root = docker("info", "--format", "{{.DockerRootDir}}").strip()
+def check_disk(root: Path) -> Check:
+    """Room in the folder in which the engine keeps images and volumes."""
     try:
         free = shutil.disk_usage(root).free
     except OSError:
-        yield Check("disk", "warning", f"{root} is not on this machine; look at the engine's own")
-        return
+        return Check("disk", "warning", f"{root} is not on this machine; look at the engine's own")
     state: State = "wrong" if free < FREE_BYTES_WRONG else "warning" if free < FREE_BYTES_WARNING else "ok"
     remedy = "" if state == "ok" else "docker image prune, or move the engine's data-root"
-    yield Check("disk", state, f"{free / 1e9:,.0f} GB free in {root}", remedy)
+    return Check("disk", state, f"{free / 1e9:,.0f} GB free in {root}", remedy)
 
 
 def check_memory(services: Mapping[str, Any], total: int) -> Iterator[Check]:

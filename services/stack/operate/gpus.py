@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from services.stack.operate.engine import container_named, last_line
 
 # What a driver keeps for itself on a card that nobody uses.
 IDLE_BYTES = 100 * 2**20
+# The first driver branch that runs each CUDA version (NVIDIA's compatibility table), by variant of our images.
+DRIVERS = {"cu128": 570, "cu130": 580}
 CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
 
 
@@ -74,6 +77,12 @@ def driver_version() -> str:
     if not cards:
         raise UserError("nvidia-smi finds no card; is one built in, and the driver loaded? `nvidia-smi`")
     return cards[0].driver
+
+
+def older_than_needed(driver: str, variants: Iterable[str]) -> int | None:
+    """The driver branch that images of these variants (cu130, cu130-0.5.12 ...) need, when `driver` is an older one."""
+    needed = max((DRIVERS.get(variant.partition("-")[0], 0) for variant in variants), default=0)
+    return needed if int(driver.partition(".")[0]) < needed else None
 
 
 def _holder(card: str, pid: int, used: int) -> Holder:

@@ -3,7 +3,7 @@
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from services.errors import UserError
@@ -83,6 +83,12 @@ def describe(project: Project, image: Image, reference: str, role: Role) -> Rele
         *("-c", script("contents"), *packages),
     )
     return Release(image.id, reference, image.variant, json.loads(last_line(output)))
+
+
+def variants(names: Iterable[str]) -> set[str]:
+    """The variants of images: as they say themselves, and of one that is not here as its tag says."""
+    found = {name: inspect_image(name) for name in names}
+    return {(image.variant if image else None) or name.rpartition(":")[2] for name, image in found.items()}
 
 
 def pin(image: str, role: Role) -> str:

@@ -9,10 +9,10 @@ from typing import Literal
 from rich.console import Console
 
 from services.errors import UserError
-from services.stack.operate import releases
+from services.stack.operate import images, releases
 from services.stack.operate.engine import Container, inspect_image, processes
 from services.stack.operate.env_file import read_variables, set_variable
-from services.stack.operate.gpus import Card, not_free, read_cards, read_holders
+from services.stack.operate.gpus import Card, not_free, older_than_needed, read_cards, read_holders
 from services.stack.operate.project import SIDES, Project, alive, open_project, scales, start, stop
 from services.stack.operate.swap import set_kernels_key, settle
 
@@ -34,6 +34,7 @@ def go_to_phase(project: Project, wanted: Phase, console: Console) -> None:
         leaving = [name for side in SIDES if side != wanted for name in project.of_side(side)]
         entering = [] if wanted == "idle" else project.of_side(wanted)
         _check_images(project, entering)
+        _check_mounts(project, entering)
         _check_cards(project, entering)
         ours = [one for one in alive(project, leaving + entering) if not one.one_off]
         if others := holding(project, leaving, ours):
@@ -46,7 +47,7 @@ def go_to_phase(project: Project, wanted: Phase, console: Console) -> None:
             _wait_until_free(project, leaving, [one for one in ours if one.service in entering])
             project = _remember(project, wanted)
             start(project, _counts(project, entering))
-        except (UserError, KeyboardInterrupt) as error:
+        except (UserError, OSError, KeyboardInterrupt) as error:
             set_variable(project.env_file, "COMPOSE_PROFILES", profiles)
             raise UserError(
                 f"phase {wanted}: {error or 'interrupted'}; {_go_back(project, entering, before)}"
@@ -92,15 +93,28 @@ def _check_images(project: Project, services: list[str]) -> None:
             raise UserError(f"image {name} is not here; `make build` builds it, `docker load` loads it")
 
 
+def _check_mounts(project: Project, services: list[str]) -> None:
+    for service in services:
+        for path in project.mounted(service):
+            if not path.exists():
+                raise UserError(f"{path} is not there, and {service} needs it; `dflash-stack doctor` tells what to do")
+
+
 def _check_cards(project: Project, services: list[str]) -> None:
     wanted = {card for service in services for card in project.cards(service) or []}
     if not project.uses_gpus or not services:
         return
-    there = {card.index for card in _cards_or_none()}
+    cards = _cards_or_none()
+    there = {card.index for card in cards}
     if missing := sorted(wanted - there, key=int):
         raise UserError(
             f"card {', '.join(missing)} is not in this machine, which has {len(there)}; "
             f"`dflash-stack render --gpus {len(there)} --output compose.yaml` writes the stack for those"
+        )
+    names = (str(project.services[service]["image"]) for service in services if project.cards(service) != [])
+    if needed := older_than_needed(cards[0].driver, images.variants(names)):
+        raise UserError(
+            f"driver {cards[0].driver} is too old: the images' CUDA needs {needed}; install driver {needed}"
         )
 
 

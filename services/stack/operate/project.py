@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,12 +18,16 @@ SIDES: tuple[Side, ...] = ("generate", "train")
 
 @dataclass(frozen=True)
 class Project:
-    """A checkout's stack as .env configures it; `services` is what `docker compose config` says of each."""
+    """A checkout's stack as .env configures it.
+
+    `services` is what `docker compose config` says of each, `secrets` where each secret's file is.
+    """
 
     folder: Path
     env_file: Path
     name: str
     services: Mapping[str, Any]
+    secrets: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def releases(self) -> Path:
@@ -57,6 +61,12 @@ class Project:
             return None
         return [str(card) for device in devices for card in device["device_ids"]]
 
+    def mounted(self, service: str) -> list[Path]:
+        """What a service mounts of this machine: files, folders and secrets."""
+        content = self.services[service]
+        bound = [Path(one["source"]) for one in content.get("volumes", []) if one["type"] == "bind"]
+        return bound + [self.secrets[one["source"]] for one in content.get("secrets", [])]
+
     @property
     def uses_gpus(self) -> bool:
         return any(self.cards(name) != [] for name in self.services)
@@ -79,7 +89,8 @@ def open_project(folder: Path, env_file: Path) -> Project:
     if finished.returncode != 0:
         raise UserError(f"docker compose config: {last_line(finished.stderr)}")
     content = json.loads(finished.stdout)
-    return Project(folder, env_file, content["name"], content["services"])
+    secrets = {name: Path(one["file"]) for name, one in content.get("secrets", {}).items() if "file" in one}
+    return Project(folder, env_file, content["name"], content["services"], secrets)
 
 
 def compose(project: Project, *arguments: str, stdin: str | None = None) -> str:

@@ -10,7 +10,7 @@ from services.stack.operate import images, releases
 from services.stack.operate.budget import Budget, describe_budget, over
 from services.stack.operate.engine import Image, inspect_image
 from services.stack.operate.env_file import read_variables, set_variable
-from services.stack.operate.gpus import driver_version
+from services.stack.operate.gpus import driver_version, older_than_needed
 from services.stack.operate.measuring import measure_and_record
 from services.stack.operate.project import (
     ROLES,
@@ -113,6 +113,7 @@ def _change(
     console: Console,
 ) -> None:
     _check_cards_are_ours(project, role)
+    _check_driver(project, *candidate)
     before = images.describe(project, *current, role)
     after = images.describe(project, *candidate, role)
     changes = images.differences(before.contents, after.contents)
@@ -136,7 +137,7 @@ def _change(
         _told(smoke_before_start(project, role), console)
         start(project, up, alone=True)
         _told(smoke_serving(project, role), console)
-    except (UserError, KeyboardInterrupt) as error:
+    except (UserError, OSError, KeyboardInterrupt) as error:
         reason = str(error) or "interrupted"
         console.print(f"  {reason}; going back to {before.reference}")
         _undo(project, entry, reason)
@@ -166,6 +167,14 @@ def _check_cards_are_ours(project: Project, role: Role) -> None:
     others = [name for side in SIDES for name in project.of_side(side) if not set(ours) & set(project.of_side(side))]
     if any(project.cards(name) != [] for name in ours) and (holding := alive(project, others)):
         raise UserError(f"{role}: the cards are in use by {holding[0].name}; first `dflash-stack phase idle`")
+
+
+def _check_driver(project: Project, image: Image, name: str) -> None:
+    if not project.uses_gpus:
+        return
+    driver = driver_version()
+    if needed := older_than_needed(driver, [image.variant or ""]):
+        raise UserError(f"driver {driver} is too old for {name}, whose CUDA needs {needed}; install driver {needed}")
 
 
 def _undo(project: Project, entry: Entry, reason: str) -> Project:

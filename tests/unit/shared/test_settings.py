@@ -88,6 +88,24 @@ def test_a_source_that_does_not_fit_is_refused(
     assert told in load(tmp_path, settings_content)
 
 
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"token_budget": 64, "max_length": 228}, "max_length 228 does not fit into token_budget 64"),
+        ({"max_draft_rows": 4}, "max_draft_rows 4 is less than one block of 32"),
+        (
+            {"packs_per_step": 3, "topology": {"drafters": 2}},
+            "packs_per_step 3 is not a multiple of topology.drafters 2",
+        ),
+    ],
+)
+def test_a_training_that_the_trainer_would_refuse_is_refused_before_it_is_prepared(
+    tmp_path: Path, settings_content: dict[str, Any], keys: dict[str, Any], told: str
+) -> None:
+    settings_content["train"] |= keys
+    assert told in load(tmp_path, settings_content)
+
+
 def test_the_mix_of_the_corpus_is_no_more_than_all(tmp_path: Path, settings_content: dict[str, Any]) -> None:
     settings_content["prepare"] = {"corpus": {"samples": 9, "percent": {"code": 77, "general": 24}}}
     assert "percent adds up to 101, more than 100" in load(tmp_path, settings_content)

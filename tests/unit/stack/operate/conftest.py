@@ -1,5 +1,6 @@
 """A machine with cards: `nvidia-smi` answers what a test says."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +28,14 @@ def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cards:
 
 
 @pytest.fixture
-def docker(tmp_path: Path, cards: Cards) -> None:
-    """An engine that has no containers."""
+def docker(tmp_path: Path, cards: Cards) -> Path:
+    """An engine that has every image, for CUDA 13.0, and no container; returns the file with a line for each call."""
+    image = {"Id": "sha256:1", "Config": {"Labels": {"dflash-stack.variant": "cu130"}}}
+    calls = tmp_path / "docker-calls"
+    calls.touch()
     script = tmp_path / "bin" / "docker"
-    script.write_text("#!/bin/sh\n")
+    script.write_text(
+        f"#!/bin/sh\necho \"$*\" >> {calls}\ncase \"$1 $2\" in 'image inspect') echo '[{json.dumps(image)}]';; esac\n"
+    )
     script.chmod(0o755)
+    return calls

@@ -5,11 +5,20 @@ import shutil
 import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from services.stack.operate.doctor import Check, check_cards, check_files, check_memory, check_ports, check_secrets
+from services.stack.operate.doctor import (
+    Check,
+    check_cards,
+    check_disk,
+    check_files,
+    check_memory,
+    check_ports,
+    check_secrets,
+)
 from services.stack.operate.project import Project
 from services.stack.operate.secret_folder import make_secrets
 
@@ -48,7 +57,7 @@ def test_a_host_that_is_well_has_nothing_wrong(project: Project) -> None:
     assert [check.state for check in checks] == ["ok"] * len(checks)
 
 
-def test_too_old_a_driver_and_too_few_cards_are_told(project: Project, cards: Cards, docker: None) -> None:
+def test_too_old_a_driver_and_too_few_cards_are_told(project: Project, cards: Cards, docker: Path) -> None:
     cards([CARD.format(index=0, driver="570.86.15", used=1)], [])
     found = wrong(check_cards(project))
     assert found["driver"].detail == "570.86.15, and the images' CUDA needs 580"
@@ -56,7 +65,7 @@ def test_too_old_a_driver_and_too_few_cards_are_told(project: Project, cards: Ca
     assert found["GPUs"].remedy == "dflash-stack render --gpus 1 --output compose.yaml"
 
 
-def test_a_card_that_somebody_else_holds_is_told(project: Project, cards: Cards, docker: None) -> None:
+def test_a_card_that_somebody_else_holds_is_told(project: Project, cards: Cards, docker: Path) -> None:
     rows = [CARD.format(index=card, driver="580.95.05", used=9000) for card in range(2)]
     cards(rows, [f"GPU-1, {os.getpid()}, 8990"])
     found = wrong(check_cards(project))["GPU memory"]
@@ -114,3 +123,17 @@ def test_a_limit_over_the_hosts_memory_is_warned_of() -> None:
     memory, shared = check_memory(services, 64 * 2**30)
     assert (memory.state, shared.state) == ("warning", "ok")
     assert "trainer may use 256" in memory.detail
+
+
+def test_an_engine_whose_disk_is_full_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def room(free: int) -> Callable[[Path], SimpleNamespace]:
+        return lambda _: SimpleNamespace(free=free)
+
+    monkeypatch.setattr(shutil, "disk_usage", room(3 * 10**9))
+    found = check_disk(tmp_path)
+    assert (found.state, found.detail) == ("wrong", f"3 GB free in {tmp_path}")
+    assert found.remedy.startswith("docker image prune")
+    monkeypatch.setattr(shutil, "disk_usage", room(20 * 10**9))
+    assert check_disk(tmp_path).state == "warning"
+    monkeypatch.setattr(shutil, "disk_usage", room(500 * 10**9))
+    assert check_disk(tmp_path).state == "ok"
