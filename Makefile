@@ -69,6 +69,10 @@ bench-acceptance: envs materials ## Train this project's way and SpecForge's on 
 	$(ENVS)/trainer/bin/python -m tests.benchmarks.bench_acceptance $(ARGUMENTS)
 	$(ENVS)/stack/bin/python -m tests.benchmarks.plot_acceptance var/bench-acceptance/curves.json
 
+.PHONY: bench-objectives
+bench-objectives: envs materials ## Train with each term of the loss on the same data and compare acceptance (ARGUMENTS)
+	$(ENVS)/trainer/bin/python -m tests.benchmarks.bench_objectives $(ARGUMENTS)
+
 .PHONY: test-services
 test-services: ## Tests on a real embedded Redis and the real SGLang server
 	$(ENVS)/producer/bin/python $(RUN_IN) tests/services
@@ -111,8 +115,9 @@ bench-monitoring: envs tools ## Measure what watching costs: a scrape, series of
 	$(ENVS)/producer/bin/python $(RUN_IN) -q -s tests/benchmarks/bench_monitoring.py
 
 .PHONY: pictures
-pictures: envs tools binaries ## Draw the dashboards over the tests' live stack into docs/images, in ten minutes
-	PYTHONPATH=.:$(ENVS)/tests/lib/python3.11/site-packages $(ENVS)/producer/bin/python -m tests.monitoring.show docs/images
+pictures: envs materials binaries ## Watch a real run, draw the dashboards into docs/images and list every panel's values
+	PYTHONPATH=. $(ENVS)/stack/bin/python -m tests.monitoring.watched_run docs/images docs/panels.md
+	PYTHONPATH=. $(ENVS)/stack/bin/python -m tests.monitoring.written_cards docs/images
 
 .PHONY: test-stack
 test-stack: envs tools materials ## Build the cpu images, bring the stack up in containers, and run the pipeline in it

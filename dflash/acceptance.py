@@ -19,7 +19,7 @@ from dflash.data import Sample
 from dflash.forward import forward_blocks
 from dflash.model import DraftModel
 from dflash.pack import build_pack
-from dflash.target import Target
+from dflash.target import Target, head_logits
 
 # As many candidates for each position as published selectors and draft trees choose among.
 CANDIDATES = 16
@@ -78,7 +78,7 @@ def guess_everywhere(target: Target, draft: DraftModel, answer: Answer, features
         part = slice(first, first + BLOCKS_AT_ONCE)
         pack = build_pack([answer.sample], [(len(answer.prompt_ids) + starts[part]).numpy()], target.device)
         hidden = forward_blocks(draft, target, pack, features.to(draft.fc.weight.dtype))[:, 1:]
-        logits = hidden.to(target.head.dtype) @ target.head.T
+        logits = head_logits(target, hidden)
         token = wanted[part].to(logits.device)
         right[part] = (logits.argmax(-1) == token).cpu()
         above = (logits > logits.gather(-1, token[..., None])).sum(-1)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dflash.errors import DflashError
 from dflash.files import read_json
 
 # What servers take for a configuration that names none.
 DEFAULT_BLOCK_SIZE = 16
+
+LayerType = Literal["full_attention", "sliding_attention"]
+FULL: LayerType = "full_attention"
+SLIDING: LayerType = "sliding_attention"
+# A row that saw itself alone would need no attention.
+SMALLEST_WINDOW = 2
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,13 @@ class Architecture:
     max_position_embeddings: int
     rope_theta: float
     rms_norm_eps: float
+    layer_types: tuple[LayerType, ...]
+    sliding_window: int | None  # positions that a row of a sliding layer sees, itself included
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer; None for a layer of full attention."""
+        return tuple(self.sliding_window if kind == SLIDING else None for kind in self.layer_types)
 
 
 def build_target_layer_ids(num_target_layers: int, num_taps: int) -> tuple[int, ...]:
@@ -99,9 +112,10 @@ def to_config_json(architecture: Architecture, dtype: str) -> dict[str, Any]:
         "head_dim": architecture.head_dim,
         "num_hidden_layers": architecture.num_layers,
         "num_target_layers": architecture.num_target_layers,
-        "layer_types": ["full_attention"] * architecture.num_layers,
-        "sliding_window": None,
-        "use_sliding_window": False,
+        "layer_types": list(architecture.layer_types),
+        "sliding_window": architecture.sliding_window,
+        # transformers' configuration drops the window where this is false.
+        "use_sliding_window": architecture.sliding_window is not None,
         "max_window_layers": architecture.num_layers,
         "rope_theta": architecture.rope_theta,
         "rope_scaling": None,
@@ -122,12 +136,11 @@ TAKEN_FOR_GRANTED: dict[str, Any] = {
     "partial_rotary_factor": 1.0,
     "attention_bias": False,
     "hidden_act": "silu",
-    "is_causal": False,
 }
 
 
 def read_architecture(folder: Path) -> Architecture:
-    """Read `config.json` in `folder`. Raises DflashError for all but full-attention DFlash drafters with plain RoPE."""
+    """Read `config.json` in `folder`. Raises DflashError for all but DFlash drafters with plain RoPE."""
     path = folder / "config.json"
     config = read_json(path)
     rope = config.get("rope_parameters") or {}
@@ -140,8 +153,8 @@ def read_architecture(folder: Path) -> Architecture:
     try:
         if config["architectures"] != ["DFlashDraftModel"]:
             raise DflashError(f"{path}: architectures is {config['architectures']}, not a DFlash drafter")
-        if set(config["layer_types"]) != {"full_attention"}:
-            raise DflashError(f"{path}: layer_types must all be full_attention, found {config['layer_types']}")
+        layer_types = tuple(config["layer_types"])
+        sliding_window = _check_attention(config, layer_types, path)
         return Architecture(
             hidden_size=config["hidden_size"],
             intermediate_size=config["intermediate_size"],
@@ -157,6 +170,36 @@ def read_architecture(folder: Path) -> Architecture:
             max_position_embeddings=config["max_position_embeddings"],
             rope_theta=float(rope["rope_theta"] if "rope_theta" in rope else config["rope_theta"]),
             rms_norm_eps=config["rms_norm_eps"],
+            layer_types=layer_types,
+            sliding_window=sliding_window,
         )
     except (KeyError, TypeError) as error:
         raise DflashError(f"{path}: not a DFlash drafter's configuration ({error!r} is missing)") from error
+
+
+def _check_attention(config: dict[str, Any], layer_types: tuple[str, ...], path: Path) -> int | None:
+    """Return the window of the sliding layers, None where there are none.
+
+    Raises DflashError for layers that would attend differently here and in a server.
+    """
+    if len(layer_types) != config["num_hidden_layers"] or set(layer_types) - {FULL, SLIDING}:
+        raise DflashError(
+            f"{path}: layer_types must name {FULL} or {SLIDING} for each of {config['num_hidden_layers']} layers, "
+            f"found {list(layer_types)}"
+        )
+    sliding = SLIDING in layer_types
+    # Without the key a full layer looks both ways and a sliding one back; a value would hold for both kinds.
+    causal = config.get("is_causal")
+    if causal is not None and (causal or sliding):
+        raise DflashError(
+            f"{path}: is_causal is {causal}, and only full layers that look both ways and sliding layers that look "
+            "back are supported"
+        )
+    if not sliding:
+        return None
+    window = config.get("sliding_window") if config.get("use_sliding_window") else None
+    if not isinstance(window, int) or window < SMALLEST_WINDOW:
+        raise DflashError(
+            f"{path}: sliding layers need use_sliding_window true and a sliding_window of at least {SMALLEST_WINDOW}"
+        )
+    return window

@@ -1,13 +1,15 @@
 """Attention of a pack's blocks without a mask over the whole pack.
 
-A block sees a stretch of its own document, from its first row to just before the anchor, and itself. Anchors are
-sorted, so neighbouring blocks see almost the same stretch: `attention_by_prefix` takes a few of them at a time over the
-longest stretch among them, with a mask of that size. What is computed grows with what is visible, not with
-rows x (tokens + rows). `dflash.mask` has the rule, and `masked_attention` with its mask is the plain reference.
+A block sees a stretch of its own document, from its first row (or its window's) to just before the anchor, and itself.
+Anchors are sorted, so neighbouring blocks see almost the same stretch: `attention_by_prefix` takes a few of them at a
+time over the longest stretch among them, with a mask of that size. What is computed grows with what is visible, not
+with rows x (tokens + rows). `dflash.mask` has the rule, and `masked_attention` with its mask is the plain reference.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -17,9 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from dflash.mask import own_blocks, visible_context
 from dflash.model import Attend, KeysValues
 from dflash.pack import Pack
 
+# The attention of a pack's blocks of so many rows.
+PackAttention = Callable[[Pack, int], Attend]
 # Block rows that share one call. More make larger products, and more of each mask is wasted on each other's rows.
 ROWS_AT_ONCE = 128
 
@@ -38,19 +43,26 @@ def attention_by_prefix(pack: Pack, block_size: int) -> Attend:
     Neither queries, keys nor values are copied for the backward pass, which attends again.
     """
     device = pack.input_ids.device
-    host = pack.on_host
-    anchors = host.anchors.numpy()
-    starts = anchors - host.positions[host.anchors].numpy()
-    plan = [
-        _neighbours(first, starts[first:end], anchors[first:end], block_size, device)
-        for first, end in _runs(starts, max(ROWS_AT_ONCE // block_size, 1))
-    ]
+    anchors, starts = pack.on_host.anchors.numpy(), pack.starts().numpy()
+    runs = _runs(starts, max(ROWS_AT_ONCE // block_size, 1))
 
-    def attend(queries: Tensor, context: KeysValues, block: KeysValues) -> Tensor:
+    @cache
+    def plan_of(window: int | None) -> list[_Neighbours]:
+        return [
+            _neighbours(first, int(starts[first]), anchors[first:end], block_size, window, device)
+            for first, end in runs
+        ]
+
+    def attend(queries: Tensor, context: KeysValues, block: KeysValues, window: int | None) -> Tensor:
         # Under autocast the norms give fp32 and the projections bf16; attention is computed in the latter.
         dtype = block.values.dtype
         out: Tensor = _PrefixAttention.apply(  # type: ignore[no-untyped-call]
-            plan, queries.to(dtype), context.keys.to(dtype), context.values, block.keys.to(dtype), block.values
+            plan_of(window),
+            queries.to(dtype),
+            context.keys.to(dtype),
+            context.values,
+            block.keys.to(dtype),
+            block.values,
         )
         return out
 
@@ -64,13 +76,15 @@ def _runs(starts: NDArray[np.int64], longest: int) -> list[tuple[int, int]]:
 
 
 def _neighbours(
-    first: int, starts: NDArray[np.int64], anchors: NDArray[np.int64], block_size: int, device: torch.device
+    first: int, start: int, anchors: NDArray[np.int64], block_size: int, window: int | None, device: torch.device
 ) -> _Neighbours:
-    start, end, count = int(starts[0]), int(anchors.max()), len(anchors)
-    visible = torch.ones(count, end - start + count * block_size, dtype=torch.bool)
-    visible[:, : end - start] = torch.arange(start, end) < torch.from_numpy(anchors)[:, None]
-    visible[:, end - start :] = torch.eye(count, dtype=torch.bool).repeat_interleave(block_size, dim=1)
-    mask = visible.to(device, non_blocking=True).repeat_interleave(block_size, dim=0)
+    end, count = int(anchors.max()), len(anchors)
+    if window is not None:
+        start = max(start, int(anchors.min()) - window + 1)
+    context = visible_context(torch.arange(start, end), torch.from_numpy(anchors), block_size, window)
+    own = own_blocks(count, block_size, window, context.device)
+    visible = torch.cat((context, own), dim=2).to(device, non_blocking=True)
+    mask = visible.expand(-1, block_size, -1).flatten(0, 1)
     return _Neighbours(slice(first * block_size, (first + count) * block_size), slice(start, end), mask)
 
 

@@ -48,6 +48,7 @@ CHANGEABLE = frozenset(
         "stall_seconds",
         "threads",
         "device",
+        "attention",
         "max_draft_rows",
         "loss_chunk_blocks",
         "feature_cache_bytes",

@@ -72,18 +72,19 @@ def probe(
     devices: Annotated[int, typer.Option(help="Devices of the machine.", min=1)],
     seconds: Annotated[float, typer.Option(help="How long to measure, beside loading.", min=1)] = 120,
 ) -> None:
-    """Measure the target and a drafter on one device; print the best split of the machine and the hours it needs."""
+    """Measure one target and one drafter; print the best split of the machine and the hours it needs."""
     from dflash.probe import probe as measure
     from dflash.probe import splits
 
-    rates, work = measure(load_config(config, TrainingConfig), seconds)
+    settings = load_config(config, TrainingConfig)
+    rates, work = measure(settings, seconds)
     tokens = work.pack_tokens
     typer.echo(f"target    {rates.target:9.3f} s a pack, {tokens / rates.target:9.0f} tokens/s on one device")
     drafter = rates.gradient + rates.optimizer
     typer.echo(f"drafter   {drafter:9.3f} s a pack, {tokens / drafter:9.0f} tokens/s on one device")
     typer.echo(f"packs of {tokens:.0f} tokens: {work.epoch_packs} an epoch, {work.run_packs} in the configured steps")
-    *apart, colocated = splits(rates, devices)
-    for split in [*apart[:2], colocated]:
+    found = splits(rates, devices, settings.topology.cards_per_target)
+    for split in [*[split for split in found if split.targets][:2], *[split for split in found if not split.targets]]:
         name = f"{split.targets} + {split.drafters}" if split.targets else f"{split.drafters} colocated"
         hours = [packs / split.packs_per_second / 3600 for packs in (work.epoch_packs, work.run_packs)]
         typer.echo(

@@ -10,9 +10,11 @@ from typing import Annotated, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from dflash.architecture import SLIDING, SMALLEST_WINDOW, LayerType
 from dflash.errors import DflashError
 
 DtypeName = Literal["float32", "bfloat16"]
+AttentionName = Literal["auto", "flex", "sdpa"]
 # What a process of a run does; colocated: both.
 Role = Literal["target", "drafter", "colocated"]
 
@@ -60,6 +62,14 @@ class DraftConfig(_Config):
         default=None,
         description="With init: target, the layers to copy; default: those after the deepest tap.",
     )
+    layer_types: tuple[LayerType, ...] | None = Field(
+        default=None, description="full_attention or sliding_attention for each layer; default: all full."
+    )
+    sliding_window: int | None = Field(
+        default=None,
+        ge=SMALLEST_WINDOW,
+        description="Positions that a row of a sliding layer sees, itself included.",
+    )
 
     @model_validator(mode="after")
     def _init_layers_match(self) -> DraftConfig:
@@ -68,6 +78,14 @@ class DraftConfig(_Config):
                 raise ValueError("init_layer_ids needs init: target")
             if len(self.init_layer_ids) != self.num_layers:
                 raise ValueError(f"init_layer_ids must name {self.num_layers} layers, one for each draft layer")
+        return self
+
+    @model_validator(mode="after")
+    def _windows_match(self) -> DraftConfig:
+        if self.layer_types is not None and len(self.layer_types) != self.num_layers:
+            raise ValueError(f"layer_types must name {self.num_layers} types, one for each draft layer")
+        if (SLIDING in (self.layer_types or ())) != (self.sliding_window is not None):
+            raise ValueError(f"sliding_window belongs to layer_types with a {SLIDING}: give both or neither")
         return self
 
 
@@ -143,7 +161,7 @@ class MixtureConfig(_Config):
 
 
 class TopologyConfig(_Config):
-    """The processes of a run, one a device; drafters come first in their numbering."""
+    """The processes of a run, one a device but for targets on several cards; drafters come first in their numbering."""
 
     targets: int = Field(
         default=0,
@@ -151,6 +169,9 @@ class TopologyConfig(_Config):
         description="Processes that run the target for the drafters; 0: each drafter runs it itself (colocated).",
     )
     drafters: int = Field(default=1, ge=1, description="Processes that train, each on packs of its own.")
+    cards_per_target: int = Field(
+        default=1, ge=1, description="Cards of each target process; the target's layers are split over them."
+    )
     look_ahead_bytes: int = Field(
         default=8 * 2**30,
         ge=1,
@@ -162,6 +183,24 @@ class TopologyConfig(_Config):
     def processes(self) -> int:
         """Processes in all."""
         return self.targets + self.drafters
+
+    @property
+    def cards(self) -> int:
+        """Cards in all, where the device is `cuda`."""
+        return self.drafters + self.targets * self.cards_per_target
+
+    def cards_of(self, rank: int) -> list[int]:
+        """Return the numbers of a rank's cards: drafters have the first, one each, and targets the next."""
+        if rank < self.drafters:
+            return [rank]
+        first = self.drafters + (rank - self.drafters) * self.cards_per_target
+        return list(range(first, first + self.cards_per_target))
+
+    @model_validator(mode="after")
+    def _only_targets_have_several_cards(self) -> TopologyConfig:
+        if self.cards_per_target > 1 and not self.targets:
+            raise ValueError("cards_per_target needs targets: a colocated drafter has its target on its own card")
+        return self
 
 
 class TrainingConfig(_Config):
@@ -201,6 +240,10 @@ class TrainingConfig(_Config):
     target_dtype: DtypeName = Field(default="float32", description="Weights and arithmetic of the target.")
     device: str = Field(default="cpu", description="A torch device.")
     threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; default: torch's choice.")
+    attention: AttentionName = Field(
+        default="auto",
+        description="flex: block-sparse flex attention, on CUDA; sdpa: by prefix; auto: flex where it is seen to work.",
+    )
     max_draft_rows: int | None = Field(
         default=None,
         ge=2,
@@ -241,12 +284,23 @@ class TrainingConfig(_Config):
         return self
 
     @model_validator(mode="after")
+    def _flex_has_its_device(self) -> TrainingConfig:
+        if self.attention == "flex" and not self.tries_flex:
+            raise ValueError(f"attention: flex trains on CUDA devices only, not on {self.device}: use auto or sdpa")
+        return self
+
+    @model_validator(mode="after")
     def _every_drafter_has_as_many_packs(self) -> TrainingConfig:
         if self.step_packs % self.topology.drafters:
             raise ValueError(
                 f"packs_per_step {self.packs_per_step} is not a multiple of topology.drafters {self.topology.drafters}"
             )
         return self
+
+    @property
+    def tries_flex(self) -> bool:
+        """Whether the drafter's attention may be flex attention."""
+        return self.attention != "sdpa" and self.device.startswith("cuda")
 
     def measures_after(self, step: int) -> bool:
         """Whether acceptance is measured after `step` steps."""

@@ -8,6 +8,7 @@ stop after an end token or `max_new_tokens`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +17,10 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from dflash.config import Sampling
 from dflash.errors import DflashError
-from dflash.model import DraftModel, KeysValues
+from dflash.mask import decoding_mask
+from dflash.model import DraftModel, KeysValues, masked_attention
 from dflash.sampling import Draws, distribution, draw
-from dflash.target import Target, forward_with_cache
+from dflash.target import Target, forward_with_cache, head_logits
 
 
 @dataclass(frozen=True)
@@ -195,14 +197,15 @@ def block_hidden(target: Target, draft: DraftModel, anchor: int, cache: DraftCac
     block = as_row([anchor] + [shape.mask_token_id] * (shape.block_size - 1), target)
     positions = torch.arange(cache.length, cache.length + shape.block_size, device=block.device)[None]
     inputs = target.embedding(block).to(draft.fc.weight.dtype)
-    hidden: Tensor = draft(inputs, positions, cache.layers)[0]
+    lengths = torch.tensor([cache.length], device=block.device)
+    attend = masked_attention(partial(decoding_mask, lengths, shape.block_size))
+    hidden: Tensor = draft(inputs, positions, cache.layers, attend)[0]
     return hidden
 
 
 def guess_logits(target: Target, draft: DraftModel, anchor: int, cache: DraftCache) -> Tensor:
     """Return the drafter's logits [block_size - 1, vocabulary] for the tokens after `anchor`, all from one pass."""
-    hidden = block_hidden(target, draft, anchor, cache)[1:]
-    return hidden.to(target.head.dtype) @ target.head.T
+    return head_logits(target, block_hidden(target, draft, anchor, cache)[1:])
 
 
 def count_accepted(block: list[int], choices: list[int]) -> int:

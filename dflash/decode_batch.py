@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +16,11 @@ from transformers.cache_utils import Cache
 
 from dflash.config import Sampling
 from dflash.decode import GreedyOutput, SpeculativeOutput, as_row, cut_at_end, new_cache
+from dflash.mask import decoding_mask
 from dflash.model import DraftModel, KeysValues, masked_attention
-from dflash.ragged import RaggedLayer, block_mask, causal_mask, stack_rows, write_rows
+from dflash.ragged import RaggedLayer, causal_mask, stack_rows, write_rows
 from dflash.sampling import Draws, distribution, draw, keep_drawn
-from dflash.target import Target, TargetOutput, forward_with_cache
+from dflash.target import Target, TargetOutput, forward_with_cache, head_logits
 
 
 @torch.no_grad()
@@ -193,10 +195,9 @@ def _guess_logits(target: Target, draft: DraftModel, anchors: Tensor, batch: _Ba
     inputs = target.embedding(torch.cat((anchors[:, None], masks), dim=1)).to(draft.fc.weight.dtype)
     longest = int(batch.lengths.max())
     context = [KeysValues(layer.keys[:, :, :longest], layer.values[:, :, :longest]) for layer in batch.draft_layers]
-    attend = masked_attention(block_mask(batch.lengths, shape.block_size))
+    attend = masked_attention(partial(decoding_mask, batch.lengths, shape.block_size))
     hidden = draft(inputs, _positions(batch.lengths, shape.block_size), context, attend)[:, 1:]
-    logits: Tensor = hidden.to(target.head.dtype) @ target.head.T
-    return logits
+    return head_logits(target, hidden)
 
 
 def _add_context(draft: DraftModel, batch: _Batch, features: Tensor) -> None:

@@ -39,14 +39,26 @@ class Data(NamedTuple):
     order: DataOrder
 
 
-def own_device(config: TrainingConfig, world: World) -> str:
-    """Return the device of this rank: `cuda` is the card of its number."""
-    return f"cuda:{world.rank}" if config.device == "cuda" and not world.alone else config.device
+def own_devices(config: TrainingConfig, rank: int) -> list[str]:
+    """Return the devices of a rank, several for a target on several cards; `cuda` is the cards that it has."""
+    cards = config.topology.cards_of(rank)
+    return [f"cuda:{card}" for card in cards] if config.device == "cuda" else [config.device] * len(cards)
 
 
-def found_target(config: TrainingConfig, device: str) -> Target:
-    """Load the target as the run wants it."""
-    return load_target(config.target, getattr(torch, config.target_dtype), device)
+def check_cards(config: TrainingConfig, there: int) -> None:
+    """Raise DflashError when the topology needs more cards than are `there`."""
+    topology = config.topology
+    if config.device == "cuda" and topology.cards > there:
+        targets = f" and {topology.targets} targets of {topology.cards_per_target}" if topology.targets else ""
+        raise DflashError(
+            f"topology needs {topology.cards} cards ({topology.drafters} drafters{targets}), and this process sees "
+            f"{there}: lower drafters, targets or cards_per_target"
+        )
+
+
+def found_target(config: TrainingConfig, devices: list[str]) -> Target:
+    """Load the target as the run wants it; on several devices its layers are split over them."""
+    return load_target(config.target, getattr(torch, config.target_dtype), *devices)
 
 
 def hand_out(config: TrainingConfig, world: World, target: Target) -> DraftModel | None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from dflash.architecture import (
+    FULL,
     Architecture,
     build_target_layer_ids,
     check_target_layer_ids,
@@ -52,6 +53,8 @@ def architecture_for(config: DraftConfig, text: Any, mask_token_id: int) -> Arch
         max_position_embeddings=text.max_position_embeddings,
         rope_theta=float(rope.get("rope_theta", DEFAULT_ROPE_THETA)),
         rms_norm_eps=float(getattr(text, "rms_norm_eps", 1e-6)),
+        layer_types=config.layer_types or (FULL,) * config.num_layers,
+        sliding_window=config.sliding_window,
     )
 
 

@@ -9,6 +9,7 @@ them in a cache, and both run the same code below.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -26,23 +27,26 @@ class KeysValues(NamedTuple):
 
 
 # Attends from queries [batch, heads, rows, head_dim] over a layer's context and over the keys and values of the block
-# rows themselves, each [batch, kv_heads, .., head_dim]; returns the shape of the queries.
-Attend = Callable[[Tensor, KeysValues, KeysValues], Tensor]
+# rows themselves, each [batch, kv_heads, .., head_dim], within the layer's window, if it has one (`dflash.mask`);
+# returns the shape of the queries.
+Attend = Callable[[Tensor, KeysValues, KeysValues, int | None], Tensor]
 
 
-def masked_attention(mask: Tensor | None = None) -> Attend:
-    """Attend by one mask over [context | block rows]: decoding's way, and the plain reference of training's.
+def masked_attention(mask_of: Callable[[int | None], Tensor]) -> Attend:
+    """Attend by a mask over [context | block rows]: decoding's way, and the plain reference of training's.
 
     Args:
-        mask: bool, broadcastable to [batch, heads, rows, context + rows], True where visible; None: all is.
+        mask_of: makes the mask of the layers with a window: bool, broadcastable to
+            [batch, heads, rows, context + rows], True where visible.
     """
+    mask_of = cache(mask_of)  # layers of one window share it
 
-    def attend(queries: Tensor, context: KeysValues, block: KeysValues) -> Tensor:
+    def attend(queries: Tensor, context: KeysValues, block: KeysValues, window: int | None) -> Tensor:
         return F.scaled_dot_product_attention(
             queries,
             torch.cat((context.keys, block.keys), dim=2),
             torch.cat((context.values, block.values), dim=2),
-            attn_mask=mask,
+            attn_mask=mask_of(window),
             enable_gqa=queries.shape[1] != context.keys.shape[1],
         )
 
@@ -88,8 +92,9 @@ def as_operand(rows: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Attention of block rows over [context rows | block rows]; one k_proj and v_proj serve both kinds."""
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: Architecture, window: int | None) -> None:
         super().__init__()
+        self.window = window
         hidden, self.head_dim = architecture.hidden_size, architecture.head_dim
         queries = architecture.num_attention_heads * self.head_dim
         keys = architecture.num_key_value_heads * self.head_dim
@@ -109,7 +114,7 @@ class Attention(nn.Module):
         """Attend from `x` [batch, rows, hidden] to the context and to the rows themselves, as `attend` says."""
         x = as_operand(x)
         queries = rotate(self.q_norm(self._split_heads(self.q_proj(x))), cos, sin)
-        attended = attend(queries, context, self.keys_values(x, cos, sin))
+        attended = attend(queries, context, self.keys_values(x, cos, sin), self.window)
         out: Tensor = self.o_proj(attended.transpose(1, 2).flatten(2))
         return out
 
@@ -137,9 +142,9 @@ class MLP(nn.Module):
 class DraftLayer(nn.Module):
     """One pre-norm decoder layer; only block rows pass through it."""
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: Architecture, window: int | None) -> None:
         super().__init__()
-        self.self_attn = Attention(architecture)
+        self.self_attn = Attention(architecture, window)
         self.mlp = MLP(architecture)
         self.input_layernorm = RMSNorm(architecture.hidden_size, architecture.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(architecture.hidden_size, architecture.rms_norm_eps)
@@ -159,7 +164,7 @@ class DraftModel(nn.Module):
         hidden = architecture.hidden_size
         self.fc = nn.Linear(len(architecture.target_layer_ids) * hidden, hidden, bias=False)
         self.hidden_norm = RMSNorm(hidden, architecture.rms_norm_eps)
-        self.layers = nn.ModuleList(DraftLayer(architecture) for _ in range(architecture.num_layers))
+        self.layers = nn.ModuleList(DraftLayer(architecture, window) for window in architecture.windows)
         self.norm = RMSNorm(hidden, architecture.rms_norm_eps)
 
     def context(self, features: Tensor, positions: Tensor) -> list[KeysValues]:
@@ -173,21 +178,19 @@ class DraftModel(nn.Module):
         rows = as_operand(self.hidden_norm(self.fc(features)))
         return [layer.self_attn.keys_values(rows, cos, sin) for layer in self._layers()]
 
-    def forward(
-        self, inputs: Tensor, positions: Tensor, context: list[KeysValues], attend: Attend | None = None
-    ) -> Tensor:
+    def forward(self, inputs: Tensor, positions: Tensor, context: list[KeysValues], attend: Attend) -> Tensor:
         """Return the final normed hidden state of block rows [batch, rows, hidden].
 
         Args:
             inputs: [batch, rows, hidden], the target's embeddings of [anchor, MASK, ...] for each block.
             positions: [batch, rows], positions in the document.
             context: from `context`, one entry for each layer.
-            attend: which rows see what; None for one block, which sees all.
+            attend: attends as the mask says.
         """
         cos, sin = self._angles(positions)
         x = inputs
         for layer, keys_values in zip(self._layers(), context, strict=True):
-            x = layer(x, cos, sin, keys_values, attend or masked_attention())
+            x = layer(x, cos, sin, keys_values, attend)
         out: Tensor = self.norm(x)
         return out
 

@@ -52,6 +52,11 @@ class Pack:
         counts: list[int] = self.on_host.documents.bincount().tolist()
         return counts
 
+    def starts(self) -> Tensor:
+        """Return the first row of each block's document [blocks], in the host's memory."""
+        host = self.on_host
+        return host.anchors - host.positions[host.anchors]
+
     def with_documents(self, documents: slice) -> Pack:
         """Return the pack of some of its documents, by their numbers, and of the blocks in them."""
         ends = np.cumsum([0, *self.lengths()])

@@ -19,8 +19,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from dflash.architecture import Architecture, tensor_shapes
 from dflash.config import DtypeName, Role, TrainingConfig
 from dflash.errors import DflashError
+from dflash.flex import padded_length
 from dflash.initialize import architecture_for
 from dflash.limits import draft_rows, limits_after, rows_at_once
+from dflash.placement import cards_of_layers, parameters_of
+from dflash.target import decoder_layers
 
 ROLES: tuple[Role, ...] = get_args(Role)
 FP32 = 4
@@ -31,26 +34,42 @@ TEACHER_TENSORS = 8
 
 @dataclass(frozen=True)
 class TargetShape:
-    """What a plan needs of a target: its configuration (the decoder's), parameters in all, and whether head is tied."""
+    """What a plan needs of a target: its configuration (the decoder's) and whether the head is tied; parameters.
+
+    `of_layers` are those of each layer, `of_others` those beside the layers.
+    """
 
     text: Any
-    parameters: int
     tied: bool
+    of_layers: list[int]
+    of_others: int
+
+    @property
+    def parameters(self) -> int:
+        """Parameters in all."""
+        return sum(self.of_layers) + self.of_others
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Bytes of each part of one process, and two ways to fit if it does not, each with all else as it is.
+    """Bytes of each part of one process on one of its cards, and two ways to fit, each with all else as it is.
 
-    `largest_token_budget` is None where not even max_length fits, `largest_draft_rows` (for max_draft_rows, which
-    leaves the gradient as it is) where not even one block does, or where the process has none.
+    `largest_token_budget` is None where not even max_length fits or it does not matter; `largest_draft_rows` (for
+    max_draft_rows, which leaves the gradient as it is) where not even one block does or the process has none.
     """
 
     role: Role
+    card: int
+    cards: int
     parts: dict[str, int]
     limit: int
     largest_token_budget: int | None
     largest_draft_rows: int | None
+
+    @property
+    def name(self) -> str:
+        """The role; of a process with several cards also which one, from 1."""
+        return self.role if self.cards == 1 else f"{self.role} {self.card + 1}/{self.cards}"
 
     @property
     def total(self) -> int:
@@ -78,29 +97,40 @@ def read_target_shape(path: Path) -> TargetShape:
         raise DflashError(
             f"{path}: not a causal language model's configuration ({' '.join(str(error).split())})"
         ) from error
-    return TargetShape(text, sum(p.numel() for p in model.parameters()), bool(text.tie_word_embeddings))
+    return TargetShape(text, bool(text.tie_word_embeddings), *parameters_of(model, decoder_layers(model, path)))
 
 
-def make_plan(role: Role, config: TrainingConfig, target: TargetShape, limit: int, baseline: int) -> Plan:
-    """Plan one process.
+def cards_of_role(role: Role, config: TrainingConfig) -> int:
+    """Return how many cards a process has; on a CPU all are one."""
+    several = role == "target" and config.device.startswith("cuda")
+    return config.topology.cards_per_target if several else 1
+
+
+def make_plan(
+    role: Role, config: TrainingConfig, target: TargetShape, limit: int, baseline: int, card: int = 0
+) -> Plan:
+    """Plan one card of one process.
 
     Args:
         role: what the process does; `colocated` is both in one.
         limit: bytes of the card.
         baseline: bytes that a process holds before it loads anything, as measured: context, libraries, allocator.
+        card: which of the process's cards.
     """
 
     def fits(**changes: int) -> bool:
         other = config.model_copy(update=changes)
-        return sum(memory_parts(role, other, target, baseline).values()) <= limit
+        return sum(memory_parts(role, other, target, baseline, card).values()) <= limit
 
-    tokens = _largest(config.max_length, lambda count: fits(token_budget=count))
+    # Only the first of a target's cards holds anything of a whole pack.
+    tokens = _largest(config.max_length, lambda count: fits(token_budget=count)) if card == 0 else None
     block_size, rows = config.draft.block_size, None
     if role != "target":
         most = draft_rows(config) // block_size
         blocks = _largest(1, lambda count: count <= most and fits(max_draft_rows=count * block_size))
         rows = None if blocks is None else blocks * block_size
-    return Plan(role, memory_parts(role, config, target, baseline), limit, tokens, rows)
+    parts = memory_parts(role, config, target, baseline, card)
+    return Plan(role, card, cards_of_role(role, config), parts, limit, tokens, rows)
 
 
 def _largest(least: int, holds: Callable[[int], bool]) -> int | None:
@@ -116,16 +146,20 @@ def _largest(least: int, holds: Callable[[int], bool]) -> int | None:
     return low
 
 
-def memory_parts(role: Role, config: TrainingConfig, target: TargetShape, baseline: int) -> dict[str, int]:
-    """Return the bytes of each part of a process, by name."""
+def memory_parts(
+    role: Role, config: TrainingConfig, target: TargetShape, baseline: int, card: int = 0
+) -> dict[str, int]:
+    """Return the bytes of each part of a process on one of its cards, by name."""
     shape = architecture_for(config.draft, target.text, mask_token_id=0)
     parts = {"baseline": baseline}
-    features = config.token_budget * feature_bytes(shape, config)
     ends = (1 if target.tied else 2) * shape.vocab_size * shape.hidden_size
-    parts["target weights"] = SIZES[config.target_dtype] * (ends if role == "drafter" else target.parameters)
+    here = ends if role == "drafter" else _parameters_on(card, cards_of_role(role, config), target)
+    parts["target weights"] = SIZES[config.target_dtype] * here
     if role != "drafter":
         parts["target activations"] = _target_activations(config, shape)
-    parts["features of the pack"] = features
+    if card > 0:
+        return parts
+    parts["features of the pack"] = config.token_budget * feature_bytes(shape, config)
     if role == "target" and config.device == "cpu":
         # With cards it is the host's memory, which no card's plan counts.
         parts["look-ahead"] = config.topology.look_ahead_bytes
@@ -150,6 +184,7 @@ def drafter_parts(config: TrainingConfig, shape: Architecture) -> dict[str, int]
         "bfloat16 copies of weights": 2 * parameters if half else 0,
         "context": config.token_budget * _context_bytes(shape, half, several),
         "draft rows": kept,
+        "flex attention": _flex_bytes(config, shape) if config.tries_flex else 0,
         "workspace": max(_logits_bytes(config, shape), rows * _backward_bytes(shape, half)),
     }
 
@@ -181,6 +216,19 @@ def _context_bytes(shape: Architecture, half: bool, several: bool) -> int:
     return fused + 12 * hidden + shape.num_layers * by_layer + 2 * FP32 * shape.head_dim
 
 
+def _flex_bytes(config: TrainingConfig, shape: Architecture) -> int:
+    """What flex attention keeps of one group beside `_row_bytes` and `_context_bytes`, in all layers.
+
+    Keys and values joined, queries and outputs, all padded; and the logarithm of each row's sum, in fp32.
+    """
+    tokens, rows = padded_length(config.token_budget), padded_length(rows_at_once(config))
+    size = SIZES[config.dtype]
+    keys, heads = shape.num_key_value_heads * shape.head_dim, shape.num_attention_heads
+    padding = (rows - rows_at_once(config)) * heads * shape.head_dim * size
+    by_layer = 2 * (tokens + rows) * keys * size + rows * heads * (shape.head_dim * size + FP32) + padding
+    return shape.num_layers * by_layer
+
+
 def _backward_bytes(shape: Architecture, half: bool) -> int:
     """The gradients inside an MLP for one block row, less what was freed before they are made."""
     return max((2 if half else 4) * 2 * shape.intermediate_size - 8 * shape.hidden_size, 0)
@@ -199,27 +247,46 @@ def _logits_bytes(config: TrainingConfig, shape: Architecture) -> int:
     return rows * shape.vocab_size * width
 
 
+def _parameters_on(card: int, cards: int, target: TargetShape) -> int:
+    """The target's parameters on one of its cards."""
+    places = cards_of_layers(target.of_layers, target.of_others, cards)
+    of_layers = sum(count for count, place in zip(target.of_layers, places, strict=True) if place == card)
+    return of_layers + (target.of_others if card == 0 else 0)
+
+
 def _target_activations(config: TrainingConfig, shape: Architecture) -> int:
     """The target's own forward pass over its longest document; nothing is kept for a backward pass."""
     inner, hidden = shape.intermediate_size, shape.hidden_size
     return config.max_length * SIZES[config.target_dtype] * (3 * inner + 6 * hidden)
 
 
-def check_memory(config: TrainingConfig, role: Role) -> None:
+def check_memory(config: TrainingConfig, role: Role, devices: list[str]) -> None:
     """Raise DflashError, saying what to change, when the plan of this process is over the configured limit.
 
     Without a limit in the configuration, a CUDA device's free memory is it, and on a CPU nothing is checked.
+
+    Args:
+        devices: those of this process.
     """
     limit, baseline = config.memory.limit_bytes, config.memory.baseline_bytes
-    if limit is None:
-        if torch.device(config.device).type != "cuda":
-            return
-        # What the context and others hold is no longer free.
-        limit, baseline = torch.cuda.mem_get_info(config.device)[0], 0
+    if limit is None and torch.device(devices[0]).type != "cuda":
+        return
     target = read_target_shape(config.target)
-    plan = make_plan(role, config, target, limit, baseline)
-    if not plan.fits:
-        raise DflashError(f"{role}: {refusal(plan, config)}")
+    for card, device in zip(range(cards_of_role(role, config)), devices, strict=False):
+        if limit is None:
+            # What the context and others hold is no longer free.
+            plan = make_plan(role, config, target, torch.cuda.mem_get_info(device)[0], 0, card)
+        else:
+            plan = make_plan(role, config, target, limit, baseline, card)
+        if not plan.fits:
+            raise DflashError(f"{plan.name}: {refusal(plan, config)}")
+
+
+def planned_bytes(config: TrainingConfig, role: Role) -> int:
+    """Return what a process is planned to hold on all its cards, beside its baseline."""
+    target = read_target_shape(config.target)
+    cards = range(cards_of_role(role, config))
+    return sum(sum(memory_parts(role, config, target, 0, card).values()) for card in cards)
 
 
 def refusal(plan: Plan, config: TrainingConfig) -> str:
@@ -236,6 +303,8 @@ def refusal(plan: Plan, config: TrainingConfig) -> str:
         )
     if plan.largest_token_budget is not None:
         ways.append(f"token_budget {plan.largest_token_budget} fits (now {config.token_budget})")
+    if plan.role == "target":
+        ways.append(f"more cards for a target (topology.cards_per_target, now {config.topology.cards_per_target})")
     return text + (" or ".join(ways) or "neither max_draft_rows nor token_budget alone makes it fit")
 
 
@@ -243,14 +312,13 @@ def as_table(plans: list[Plan]) -> str:
     """Return the parts of some plans as a text table, in GB of 10^9 bytes."""
     names = list(dict.fromkeys(name for plan in plans for name in plan.parts))
     width = max(map(len, names)) + 2
-    lines = ["GB".ljust(width) + "".join(f"{plan.role:>12}" for plan in plans)]
+    lines = ["GB".ljust(width) + "".join(f"{plan.name:>12}" for plan in plans)]
     for name in names:
         lines.append(name.ljust(width) + "".join(_cell(plan.parts.get(name)) for plan in plans))
     lines.append("all".ljust(width) + "".join(_cell(plan.total) for plan in plans))
     lines.append("limit".ljust(width) + "".join(_cell(plan.limit) for plan in plans))
-    lines.append(
-        "largest token_budget".ljust(width) + "".join(f"{plan.largest_token_budget or 'none':>12}" for plan in plans)
-    )
+    budgets = ("" if plan.card > 0 else plan.largest_token_budget or "none" for plan in plans)
+    lines.append("largest token_budget".ljust(width) + "".join(f"{budget:>12}" for budget in budgets))
     return "\n".join(lines)
 
 

@@ -25,7 +25,7 @@ def plan(
 ) -> None:
     """Print what each part of a process needs, and the largest token_budget that fits; exit code 1 if one does not."""
     from dflash.limits import draft_rows
-    from dflash.plan import ROLES, as_table, make_plan, read_target_shape, refusal
+    from dflash.plan import ROLES, as_table, cards_of_role, make_plan, read_target_shape, refusal
 
     settings = load_config(config, TrainingConfig)
     limit = card_bytes or settings.memory.limit_bytes
@@ -36,10 +36,14 @@ def plan(
         raise DflashError(f"--roles {roles}: {min(unknown)!r} is none of {', '.join(ROLES)}")
     baseline = settings.memory.baseline_bytes if baseline_bytes is None else baseline_bytes
     target = read_target_shape(settings.target)
-    plans = [make_plan(role, settings, target, limit, baseline) for role in wanted]
+    plans = [
+        make_plan(role, settings, target, limit, baseline, card)
+        for role in wanted
+        for card in range(cards_of_role(role, settings))
+    ]
     if as_json:
         lines = [
-            {"role": p.role, "parts": p.parts, "total": p.total, "limit": p.limit, "fits": p.fits}
+            {"role": p.role, "card": p.card, "parts": p.parts, "total": p.total, "limit": p.limit, "fits": p.fits}
             | {"largest_token_budget": p.largest_token_budget, "largest_draft_rows": p.largest_draft_rows}
             for p in plans
         ]
@@ -48,6 +52,6 @@ def plan(
         typer.echo(as_table(plans))
         typer.echo(f"draft rows of a step: {draft_rows(settings)}")
         for one in plans:
-            typer.echo(f"{one.role}: {'fits' if one.fits else refusal(one, settings)}")
+            typer.echo(f"{one.name}: {'fits' if one.fits else refusal(one, settings)}")
     if not all(one.fits for one in plans):
         raise typer.Exit(1)

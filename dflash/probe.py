@@ -1,7 +1,8 @@
 """What a machine needs for a run: rates of target and drafter on one device, and the best split of its devices.
 
-One target and one drafter are timed on packs of the run's own dataset. What the split adds is not: the exchange of
-gradients among drafters, and the way of the states through host memory, which overlaps with the drafter's work.
+One target, on as many devices as the run gives it, and one drafter are timed on packs of the run's own dataset. What
+the split adds is not: the exchange of gradients among drafters, and the way of the states through host memory, which
+overlaps with the drafter's work.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import NamedTuple
 
 import torch
 
+from dflash.attention_choice import choose_attention
 from dflash.batch import PackContent, read_pack
 from dflash.config import TrainingConfig
+from dflash.errors import DflashError
 from dflash.features import FeatureSource, TargetStates
 from dflash.founding import found_data, found_target
 from dflash.initialize import initialize
@@ -63,7 +66,9 @@ def probe(config: TrainingConfig, seconds: float) -> tuple[Rates, Work]:
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    target = found_target(config, config.device)
+    # The first cards: as many as a target of the run has.
+    cards = config.topology.cards_per_target
+    target = found_target(config, [f"cuda:{i}" for i in range(cards)] if config.device == "cuda" else [config.device])
     data = found_data(config, ALONE, target.embedding.num_embeddings)
     model = initialize(config.draft, target, config.seed)
     epoch = list(itertools.takewhile(lambda item: item[0].epoch == 0, data.order.packs_from(Cursor())))
@@ -77,11 +82,12 @@ def probe(config: TrainingConfig, seconds: float) -> tuple[Rates, Work]:
         torch.cuda.empty_cache()
 
     optimizer = ShardedAdamW(model, config, ALONE)
+    attention, _ = choose_attention(config, model.architecture, ends.device, ALONE)
 
     def gradient(index: int) -> None:
         optimizer.begin()
         pack = build_pack(contents[index].samples, contents[index].anchors, ends.device)
-        accumulate_gradient(model, ends, pack, _to(ends.device, states[index]), config)
+        accumulate_gradient(model, ends, pack, _to(ends.device, states[index]), config, attention=attention)
 
     gradient_seconds = _time(gradient, len(contents), seconds / 2)
     optimizer_seconds = _time(lambda _: optimizer.step(0.0), 1, seconds / 20)
@@ -105,18 +111,25 @@ def _to(device: torch.device, states: TargetStates) -> TargetStates:
     return TargetStates(states.features.to(device), None if states.final is None else states.final.to(device))
 
 
-def splits(rates: Rates, devices: int) -> list[Split]:
+def splits(rates: Rates, devices: int, cards_per_target: int = 1) -> list[Split]:
     """Return every topology of `devices` devices with a pack a drafter and step, the fastest first.
 
-    Colocated comes last: it is possible only where one device holds target and drafter.
+    Colocated comes last: it is possible only where one device holds target and drafter. Raises DflashError where there
+    are too few devices for a target of so many cards.
     """
+    if 1 < cards_per_target >= devices:
+        raise DflashError(
+            f"{devices} devices: a target of {cards_per_target} and a drafter need {cards_per_target + 1}"
+        )
     found = []
-    for targets in range(1, devices):
-        drafters = devices - targets
+    for targets in range(1, (devices - 1) // cards_per_target + 1):
+        drafters = devices - targets * cards_per_target
         made, used = targets / rates.target, drafters / (rates.gradient + rates.optimizer)
         share = abs(made - used) / max(made, used)
         waits = f"{'drafters' if made < used else 'targets'} wait {share:.0%} of the time"
         found.append(Split(targets, drafters, min(made, used), waits))
+    if cards_per_target > 1:
+        return sorted(found, key=lambda split: -split.packs_per_second)
     colocated = Split(0, devices, devices / sum(rates), "where one device holds both")
     return [*sorted(found, key=lambda split: -split.packs_per_second), colocated]
 

@@ -24,7 +24,8 @@ class RaggedLayer(DynamicLayer):
         super().__init__()  # type: ignore[no-untyped-call]
         self.lazy_initialization(*buffers)
         self.keys, self.values = buffers
-        self.buffers, self.lengths = buffers, lengths
+        # A target's layers may be on several cards.
+        self.buffers, self.lengths = buffers, lengths.to(buffers.keys.device)
 
     def update(self, key_states: Tensor, value_states: Tensor, *_args: Any, **_options: Any) -> tuple[Tensor, Tensor]:
         """Write one pass's rows [batch, heads, rows, head_dim]; return all rows up to the longest document's last."""
@@ -56,12 +57,3 @@ def causal_mask(lengths: Tensor, rows: int) -> Tensor:
     keys = torch.arange(int(lengths.max()) + rows, device=lengths.device)
     last_seen = lengths[:, None] + torch.arange(rows, device=lengths.device)
     return (keys <= last_seen[..., None])[:, None]
-
-
-def block_mask(lengths: Tensor, rows: int) -> Tensor:
-    """Return what a drafter's block of `rows` sees: its document's rows, then all of itself.
-
-    The mask is [batch, 1, 1, longest + rows]: every row of a block sees the same.
-    """
-    context = torch.arange(int(lengths.max()), device=lengths.device) < lengths[:, None]
-    return F.pad(context, (0, rows), value=True)[:, None, None]

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 import torch
 
 from dflash.errors import DflashError
+from dflash.founding import check_cards
 from dflash.launch import INTERRUPTED, LOST_PEER, Place
 from dflash.parts import Beats, Clock
 from dflash.signals import stop_requests
@@ -52,7 +53,8 @@ def _work(place: Place, reports: TextIO) -> int:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     if config.device == "cuda":
-        torch.cuda.set_device(place.rank)
+        check_cards(config, torch.cuda.device_count())
+        torch.cuda.set_device(config.topology.cards_of(place.rank)[0])
     world = join(place.rank, config.topology, place.meeting_point, config.stall_seconds, config.device)
     if world.role == "target":
         # It ends when the drafters take no more packs.

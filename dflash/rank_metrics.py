@@ -17,7 +17,9 @@ from torch.utils.tensorboard import SummaryWriter
 
 from dflash.checkpoint import Progress
 from dflash.config import TrainingConfig
+from dflash.founding import own_devices
 from dflash.parts import Clock
+from dflash.plan import planned_bytes
 from dflash.world import World
 
 PREFIX = "dflash_training_"
@@ -38,6 +40,10 @@ class RankMetrics:
         self._counted: dict[tuple[str, str], float] = {}
         self._written_at = -1
         self._on_gpu = config.device.startswith("cuda")
+        self._cards = own_devices(config, world.rank)
+        self._baseline = config.memory.baseline_bytes
+        # Of what is resident without a card, no plan is made.
+        self._planned = planned_bytes(config, world.role) if self._on_gpu else 0
         self.set("steps_planned", config.steps)
         info = {
             "torch": str(torch.__version__),
@@ -101,13 +107,18 @@ class RankMetrics:
             self.raise_to("part_seconds", seconds, part=part)
         self.set("memory_bytes", _resident_bytes(), kind="resident")
         if self._on_gpu:
-            free, total = torch.cuda.mem_get_info()
-            reserved = torch.cuda.memory_reserved()
-            self.set("memory_bytes", torch.cuda.memory_allocated(), kind="allocated")
-            self.set("memory_bytes", reserved, kind="reserved")
-            self.set("memory_bytes", torch.cuda.max_memory_allocated(), kind="peak")
-            self.set("memory_bytes", total - free - reserved, kind="context")
+            self._measure_cards()
         write_to_textfile(str(self._path), self._registry)
+
+    def _measure_cards(self) -> None:
+        """Take over what torch holds on this rank's cards, and what was planned: a target may have several."""
+        contexts = [_context_bytes(card) for card in self._cards]
+        sums = {"allocated": torch.cuda.memory_allocated, "reserved": torch.cuda.memory_reserved}
+        for kind, held in {**sums, "peak": torch.cuda.max_memory_allocated}.items():
+            self.set("memory_bytes", sum(held(card) for card in self._cards), kind=kind)
+        # It is compared with that of an idle process, which has one card.
+        self.set("memory_bytes", max(contexts), kind="context")
+        self.set("memory_bytes", self._planned + (self._baseline or max(contexts)), kind="planned")
 
     def _get(self, kind: type[Gauge] | type[Counter], name: str, labels: dict[str, str]) -> Any:
         if name not in self._series:
@@ -132,7 +143,7 @@ HELP = {
     "acceptance_length": "Acceptance length of the last exact measurement on held-out prompts.",
     "acceptance_step": "Step of that measurement.",
     "step_downs": "Settings stepped down after an out of memory.",
-    "memory_bytes": "Memory of this process.",
+    "memory_bytes": "Memory of this process; planned: its plan and its baseline (unless given, its context).",
     "last_step_timestamp_seconds": "When the last step ended.",
     "checkpoint_timestamp_seconds": "When the last checkpoint was written.",
     "info": "Versions and device.",
@@ -162,6 +173,12 @@ class EventFiles:
         """Write what is not on disk yet."""
         if self._writer is not None:
             self._writer.close()
+
+
+def _context_bytes(card: str) -> int:
+    """What is in use on a card beside the memory of torch's allocator in this process."""
+    free, total = torch.cuda.mem_get_info(card)
+    return total - free - torch.cuda.memory_reserved(card)
 
 
 def _resident_bytes() -> int:

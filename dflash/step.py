@@ -8,12 +8,13 @@ they share, collect what all groups ask of them before their own backward pass.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from dflash.attention import attention_by_prefix
+from dflash.attention import PackAttention, attention_by_prefix
 from dflash.config import TrainingConfig
 from dflash.features import TargetStates
 from dflash.forward import forward_with_context, pack_context
@@ -40,6 +41,7 @@ def accumulate_gradient(
     config: TrainingConfig,
     totals: LabelTotals | None = None,
     limits: Limits | None = None,
+    attention: PackAttention = attention_by_prefix,
 ) -> tuple[BlockLoss, Labels]:
     """Add the gradient of a pack's loss to `model`'s parameters; return the loss, without its graph, and the labels.
 
@@ -49,6 +51,7 @@ def accumulate_gradient(
         totals: what the loss is divided by, those of the whole step where the pack is one of several; default: the
             pack's own.
         limits: what may be in memory at once; default: as configured.
+        attention: from `attention_choice.choose_attention`.
     """
     labels = labels_of(pack, config)
     totals = totals or LabelTotals.of(labels)
@@ -62,7 +65,7 @@ def accumulate_gradient(
         if len(part.anchors):
             final = None if states.final is None else states.final[first:end]
             part_states = TargetStates(states.features[first:end], final)
-            results += _accumulate_groups(model, target, part, part_states, config, totals, limits)
+            results += _accumulate_groups(model, target, part, part_states, config, totals, limits, attention)
         first = end
     return _add_up(results), labels
 
@@ -75,6 +78,7 @@ def _accumulate_groups(
     config: TrainingConfig,
     totals: LabelTotals,
     limits: Limits,
+    attention: PackAttention,
 ) -> list[BlockLoss]:
     """Add the gradient of a pack's blocks, group by group, and return the loss of each group."""
     device = pack.input_ids.device
@@ -87,7 +91,7 @@ def _accumulate_groups(
     for blocks in block_groups(len(pack.anchors), block_size, limits.max_draft_rows):
         part = pack.with_blocks(blocks)
         with _arithmetic(device, config):
-            hidden = forward_with_context(model, target, part, shared, attention_by_prefix(part, block_size))
+            hidden = forward_with_context(model, target, part, shared, attention(part, block_size))
         part_labels = Labels(*(tensor[blocks] for tensor in labels))
         result = chunked_block_loss(
             hidden, target.head, part_labels, config.objective, limits.loss_chunk_blocks, states.final, totals
@@ -111,7 +115,7 @@ def reference_loss(
     device = pack.input_ids.device
     block_size = config.draft.block_size
     labels = Labels(*(tensor.to(device) for tensor in labels_of(pack, config)))
-    attend = masked_attention(block_mask(pack.documents, pack.anchors, block_size))
+    attend = masked_attention(partial(block_mask, pack.documents, pack.anchors, block_size))
     with _arithmetic(device, config):
         context = pack_context(model, pack, states.features)
         hidden = forward_with_context(model, target, pack, context, attend)

@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from dflash.errors import DflashError
 from dflash.files import read_json
+from dflash.placement import place
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class TargetEnds:
 
     @property
     def device(self) -> torch.device:
-        """Where the embedding is."""
+        """Where embedding and head are, input and output."""
         return self.embedding.weight.device
 
 
@@ -62,8 +63,8 @@ class _DeepestTapReached(Exception):  # noqa: N818 - not an error: it ends a for
     pass
 
 
-def load_target(path: Path, dtype: torch.dtype, device: str = "cpu") -> Target:
-    """Load the Hugging Face folder `path`, frozen, in eval mode.
+def load_target(path: Path, dtype: torch.dtype, *devices: str) -> Target:
+    """Load the Hugging Face folder `path`, frozen, in eval mode, on `devices`: by default the CPU; several: by layers.
 
     Raises DflashError when the folder is missing or unreadable, a weight of the model is not in it (it would
     be random), or the model has no plain embedding and output head.
@@ -80,7 +81,11 @@ def load_target(path: Path, dtype: torch.dtype, device: str = "cpu") -> Target:
     if loading["missing_keys"]:
         missing = sorted(loading["missing_keys"])
         raise DflashError(f"{path}: {len(missing)} weights are missing, for example {missing[0]}")
-    return wrap_target(model.to(device), path)
+    if len(devices) > 1:
+        place(model, decoder_layers(model, path), [torch.device(device) for device in devices])
+    elif devices:
+        model.to(devices[0])
+    return wrap_target(model, path)
 
 
 def wrap_target(model: PreTrainedModel, path: Path) -> Target:
@@ -96,7 +101,7 @@ def wrap_target(model: PreTrainedModel, path: Path) -> Target:
         head.weight, embedding.weight
     ):
         raise DflashError(f"{path}: the head is tied to the embedding by config.json but differs from it")
-    return Target(embedding, head.weight, path, model, _decoder_layers(model, path), _end_token_ids(model))
+    return Target(embedding, head.weight, path, model, decoder_layers(model, path), _end_token_ids(model))
 
 
 def capture(target: Target, input_ids: Tensor, layer_ids: tuple[int, ...]) -> Tensor:
@@ -106,7 +111,7 @@ def capture(target: Target, input_ids: Tensor, layer_ids: tuple[int, ...]) -> Te
     """
     with torch.no_grad(), _taps(target, layer_ids, stop=True) as outputs, suppress(_DeepestTapReached):
         target.model(input_ids=input_ids, use_cache=False)
-    return torch.cat([outputs[i] for i in layer_ids], dim=-1)
+    return _features(target, outputs, layer_ids)
 
 
 def capture_with_final(target: Target, input_ids: Tensor, layer_ids: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -117,7 +122,7 @@ def capture_with_final(target: Target, input_ids: Tensor, layer_ids: tuple[int, 
     decoder: Any = target.model.get_decoder()  # type: ignore[no-untyped-call]
     with torch.no_grad(), _taps(target, layer_ids, stop=False) as outputs:
         final: Tensor = decoder(input_ids=input_ids, use_cache=False).last_hidden_state
-    return torch.cat([outputs[i] for i in layer_ids], dim=-1), final
+    return _features(target, outputs, layer_ids), final
 
 
 def forward_with_cache(
@@ -129,8 +134,15 @@ def forward_with_cache(
     """
     with torch.no_grad(), _taps(target, layer_ids, stop=False) as outputs:
         logits = target.model(input_ids=input_ids, past_key_values=cache, use_cache=True, **options).logits
-    features = torch.cat([outputs[i] for i in layer_ids], dim=-1) if layer_ids else logits.new_empty(0)
+    features = _features(target, outputs, layer_ids) if layer_ids else logits.new_empty(0)
     return TargetOutput(features, logits)
+
+
+def head_logits(target: TargetEnds, hidden: Tensor) -> Tensor:
+    """Return the logits [.., vocabulary] of hidden states [.., hidden], in the head's dtype."""
+    # As one matrix: on a CPU a batch of rows that are apart in memory takes ten times as long.
+    rows = hidden.to(target.head.dtype).flatten(0, -2)
+    return (rows @ target.head.T).view(*hidden.shape[:-1], -1)
 
 
 def resolve_mask_token(target: Target, explicit: int | None) -> int:
@@ -188,7 +200,13 @@ def _taps(target: Target, layer_ids: tuple[int, ...], stop: bool) -> Iterator[di
             handle.remove()
 
 
-def _decoder_layers(model: PreTrainedModel, path: Path) -> nn.ModuleList:
+def _features(target: Target, outputs: dict[int, Tensor], layer_ids: tuple[int, ...]) -> Tensor:
+    # Layers may be on other cards than the embedding, where the features are wanted.
+    return torch.cat([outputs[i].to(target.device) for i in layer_ids], dim=-1)
+
+
+def decoder_layers(model: PreTrainedModel, path: Path) -> nn.ModuleList:
+    """Return the decoder's list of layers. Raises DflashError where there is none."""
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     found = [
         (name, module)

@@ -11,7 +11,7 @@ from dflash.checkpoint import Progress
 from dflash.config import TrainingConfig
 from dflash.curve import Measure, acceptance_meter
 from dflash.features import FeatureSource
-from dflash.founding import found_data, found_target, hand_out, own_device
+from dflash.founding import found_data, found_target, hand_out, own_devices
 from dflash.model import DraftModel
 from dflash.parts import Clock
 from dflash.plan import check_memory
@@ -24,8 +24,9 @@ from dflash.world import World
 
 def serve_states(config: TrainingConfig, world: World, clock: Clock) -> None:
     """Serve the drafters until they take no more packs. The counterpart of `train.train`, exchange by exchange."""
-    check_memory(config, world.role)
-    target = found_target(config, own_device(config, world))
+    devices = own_devices(config, world.rank)
+    check_memory(config, world.role, devices)
+    target = found_target(config, devices)
     draft = hand_out(config, world, target)
     data = found_data(config, world, None)
     taps: tuple[int, ...] = world.share(draft and draft.architecture.target_layer_ids, world.first_target) or ()

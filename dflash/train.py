@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dflash.attention_choice import choose_attention
 from dflash.batch import read_pack
 from dflash.checkpoint import Progress, describe_run, list_checkpoints, resume, save_checkpoint
 from dflash.config import TrainingConfig
@@ -20,7 +21,7 @@ from dflash.curve import AcceptanceCurve, Measure, acceptance_meter
 from dflash.errors import DflashError
 from dflash.features import FeatureSource, TargetStates
 from dflash.files import remove_unpublished, write_json
-from dflash.founding import Data, Foundation, found_data, found_target, own_device, receive
+from dflash.founding import Data, Foundation, found_data, found_target, own_devices, receive
 from dflash.initialize import initialize
 from dflash.limits import limits_after, next_step_down, nothing_left, repeat_until_it_fits
 from dflash.metrics import StepSums, append_line, drop_lines_after
@@ -69,12 +70,12 @@ def train(
     """
     if (world.targets, world.drafters) != (config.topology.targets, config.topology.drafters):
         raise DflashError(f"topology needs {config.topology.processes} processes: start them with `dflash train`")
-    check_memory(config, world.role)
+    devices = own_devices(config, world.rank)
+    check_memory(config, world.role, devices)
     clock = clock or Clock()
-    device = own_device(config, world)
-    target = None if world.targets else found_target(config, device)
+    target = None if world.targets else found_target(config, devices)
     if target is None:
-        foundation = receive(config, world, device)
+        foundation = receive(config, world, devices[0])
     else:
         foundation = Foundation(initialize(config.draft, target, config.seed), target)
     data = found_data(config, world, foundation.ends.embedding.num_embeddings)
@@ -99,6 +100,9 @@ class _Run:
         self.model, self.ends = foundation
         self.data, self.on_progress, self.should_stop = data, on_progress, should_stop
         self.optimizer = ShardedAdamW(self.model, config, world)
+        self.attention, note = choose_attention(config, self.model.architecture, self.ends.device, world)
+        if note is not None and world.leads:
+            on_progress({"note": note})
         self.metrics = config.output / "metrics.jsonl"
         self.identity = self._describe()
         self.supply, measure = self._open_supply(target)
@@ -224,7 +228,7 @@ class _Run:
 
         def attempt() -> tuple[BlockLoss, Labels]:
             limits = limits_at(self.progress.step_downs)
-            return accumulate_gradient(self.model, self.ends, pack, states, self.config, totals, limits)
+            return accumulate_gradient(self.model, self.ends, pack, states, self.config, totals, limits, self.attention)
 
         def step_down(reason: str) -> None:
             step, limits = self.progress.step + 1, limits_at(self.progress.step_downs)

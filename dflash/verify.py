@@ -140,9 +140,12 @@ def _measure(name: str, link: Callable[[], str]) -> Link:
 def _fits(case: _Case) -> str:
     shape = case.draft.architecture
     check_pair(shape, case.target, str(case.folder))
+    sliding = sum(window is not None for window in shape.windows)
+    windows = f", {sliding} of {shape.num_layers} layers with a window of {shape.sliding_window}" if sliding else ""
     return (
         f"{len(case.draft.state_dict())} tensors, taps {list(shape.target_layer_ids)} of {shape.num_target_layers} "
-        f"layers, rope theta {shape.rope_theta:g}, mask token {shape.mask_token_id}, block size {shape.block_size}"
+        f"layers, rope theta {shape.rope_theta:g}, mask token {shape.mask_token_id}, block size "
+        f"{shape.block_size}{windows}"
     )
 
 

@@ -17,6 +17,10 @@ class DraftSettings(Section):
     mask_token_id: int | None = Field(default=None, description="must own a row in the target's embedding")
     init: Literal["random", "target"] = Field(default="random", description="fresh, or from the target's layers")
     init_layer_ids: tuple[int, ...] | None = Field(default=None, description="the target's layers to begin from")
+    layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = Field(
+        default=None, description="one for each layer; null: all full_attention"
+    )
+    sliding_window: int | None = Field(default=None, ge=2, description="positions that a sliding_attention layer sees")
 
 
 class ObjectiveSettings(Section):
@@ -56,6 +60,7 @@ class TopologySettings(Section):
 
     targets: int = Field(default=0, ge=0, description="processes that run the target; 0: each drafter runs it itself")
     drafters: int = Field(default=1, ge=1, description="processes that train")
+    cards_per_target: int = Field(default=1, ge=1, description="cards of each target, whose layers are split over them")
     look_ahead_bytes: int = Field(default=8 * 2**30, ge=1, description="host memory of each target for states to come")
     shard_optimizer: bool = Field(default=False, description="share AdamW's state out among the drafters")
 
@@ -98,6 +103,9 @@ class TrainSettings(Section):
     target_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     device: str = "cuda"
     threads: int | None = Field(default=None, ge=1)
+    attention: Literal["auto", "flex", "sdpa"] = Field(
+        default="auto", description="flex on CUDA devices, sdpa anywhere; auto: flex where it is seen to work"
+    )
     max_draft_rows: int | None = Field(default=None, ge=2, description="most block rows in memory at once; null: all")
     loss_chunk_blocks: int | None = Field(
         default=None, ge=1, description="blocks whose logits are in memory at once; null: by size"
@@ -124,6 +132,10 @@ class TrainSettings(Section):
             raise ValueError(
                 f"packs_per_step {self.packs_per_step} is not a multiple of topology.drafters {self.topology.drafters}"
             )
+        if self.attention == "flex" and not self.device.startswith("cuda"):
+            raise ValueError(f"attention: flex trains on CUDA devices only, not on {self.device}: use auto or sdpa")
+        if self.topology.cards_per_target > 1 and not self.topology.targets:
+            raise ValueError("topology.cards_per_target needs targets: a colocated drafter has its target on its card")
         return self
 
 

@@ -120,8 +120,10 @@ DASHBOARD = Dashboard(
                     "short",
                     (
                         Query(
+                            # Not the recorded sum, which is of a moment before.
                             f"sum by (run) (dflash_attempts_total{{{RUN}}})"
-                            f" / (run:dflash_prompts_finished:sum{{{RUN}}} > 0)",
+                            f" / (sum by (run) (dflash_completions_total{{{RUN}}})"
+                            f" + sum by (run) (dflash_journaled_prompts{{{RUN}}}) > 0)",
                             "{{run}}",
                         ),
                     ),

@@ -11,11 +11,12 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from services.dataset_folder import open_dataset, read_batches, write_shards, write_state
@@ -51,7 +52,10 @@ def bench_text(console: Console, conversations: int, rounds: int) -> list[dict[s
             "speculators 0.9.0": (peers, lambda path: _peer("speculators", "speculators", path)),
             "SpecForge 0.2.0": (peers, lambda path: _peer("specforge", "specforge", path)),
         }
-        made_rounds = [{name: work(path) for name, (path, work) in ways.items()} for _ in range(rounds)]
+        made_rounds: list[dict[str, dict[str, Any]]] = [{} for _ in range(rounds)]
+        for number, name in _in_turn(console, f"{turns}-turn conversations", rounds, ways):
+            path, work = ways[name]
+            made_rounds[number][name] = work(path)
         for name, (path, _) in ways.items():
             a_token = [one[name]["cpu"] / source[path] for one in made_rounds]
             reference = [one["render + encode"]["cpu"] / source[ours] for one in made_rounds]
@@ -94,15 +98,14 @@ def bench_merge(console: Console, base_rows: int, new_rows: int, rounds: int) ->
     before = _listing(corpus)
     ways = ("build the index, merge", "merge", "merge, verified", "concatenate + save")
     measured: dict[str, list[Measured]] = {way: [] for way in ways}
-    for _ in range(rounds):
-        for way in ways:
-            shutil.rmtree(output, ignore_errors=True)
-            if way == "build the index, merge":
-                shutil.rmtree(run.root.parent / ".indexes", ignore_errors=True)
-            name = {"concatenate + save": "concatenate", "merge, verified": "verified"}.get(way, "ours")
-            measured[way].append(
-                measured_apart(sys.executable, "tests.benchmarks.measure_merge", (name, corpus, run.root, output))
-            )
+    for _, way in _in_turn(console, "merge", rounds, ways):
+        shutil.rmtree(output, ignore_errors=True)
+        if way == "build the index, merge":
+            shutil.rmtree(run.root.parent / ".indexes", ignore_errors=True)
+        name = {"concatenate + save": "concatenate", "merge, verified": "verified"}.get(way, "ours")
+        measured[way].append(
+            measured_apart(sys.executable, "tests.benchmarks.measure_merge", (name, corpus, run.root, output))
+        )
     assert _listing(corpus) == before, "the base was written to"
     title = f"merge of {base_rows:,} + {new_rows:,} samples of about {TOKENS_A_ROW} tokens"
     table = _table(console, title, "way", "s", "CPU s", "peak MB", "written MB")
@@ -208,6 +211,12 @@ def _empty(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
+
+
+def _in_turn(console: Console, what: str, rounds: int, ways: Iterable[str]) -> Iterable[tuple[int, str]]:
+    """Every way of every round, the ways in turn, with a progress bar."""
+    pairs = [(number, way) for number in range(rounds) for way in ways]
+    return track(pairs, description=what, console=console, transient=True)
 
 
 def _table(console: Console, title: str, *columns: str) -> Table:

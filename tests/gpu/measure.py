@@ -2,7 +2,8 @@
 
     PYTHONPATH=. python -m tests.gpu.measure [--device cuda] [--output readings.json]
 
-Prints readings as JSON and exits with 1 if a check fails. With --small the same runs in seconds on a CPU.
+Prints readings as JSON and exits with 1 if a check fails. Steps are taken with flex attention and with sdpa. With
+--small the same runs in seconds on a CPU, where flex attention is not compiled.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ import numpy as np
 import torch
 from transformers import Qwen3Config
 
+from dflash.attention import PackAttention, attention_by_prefix
 from dflash.config import TrainingConfig
 from dflash.data import Sample
 from dflash.features import TargetStates
+from dflash.flex import attention_by_tiles
 from dflash.initialize import architecture_for
 from dflash.model import DraftModel
 from dflash.pack import Pack, build_pack
 from dflash.plan import drafter_parts, feature_bytes
 from dflash.step import accumulate_gradient, reference_loss
 from dflash.target import TargetEnds
+from tests.flex_on_cpu import attention_by_plain_tiles
 
 MASK = 16
 
@@ -66,22 +70,24 @@ class Case:
     ends: TargetEnds
     pack: Pack
     states: TargetStates
+    attention: PackAttention
 
     def step(self) -> None:
-        accumulate_gradient(self.model, self.ends, self.pack, self.states, self.config)
+        accumulate_gradient(self.model, self.ends, self.pack, self.states, self.config, attention=self.attention)
 
     def plain_step(self) -> None:
         loss = reference_loss(self.model, self.ends, self.pack, self.states, self.config).loss
         loss.backward()  # type: ignore[no-untyped-call]
 
 
-def make_case(size: Size, device: torch.device, dtype: str) -> Case:
-    """Make drafter and data; the same for the same size."""
+def make_case(size: Size, device: torch.device, dtype: str, attention: str) -> Case:
+    """Make drafter and data, the same for the same size, and the attention `flex` or `sdpa`."""
     torch.manual_seed(0)
     config = TrainingConfig.model_validate(
         {"target": "t", "dataset": "d", "output": "o", "steps": 1, "device": str(device)}
         | {"anchors": size.anchors, "token_budget": size.tokens, "max_length": size.tokens // size.documents}
         | {"max_draft_rows": size.max_draft_rows, "dtype": dtype, "target_dtype": dtype}
+        | {"attention": attention if device.type == "cuda" else "sdpa"}
         | {"draft": {"num_layers": size.layers, "block_size": size.block, "mask_token_id": MASK}}
     )
     text = Qwen3Config(
@@ -104,12 +110,14 @@ def make_case(size: Size, device: torch.device, dtype: str) -> Case:
         anchors.append(np.sort(rng.choice(np.flatnonzero(mask)[:-1], size.anchors // size.documents, replace=False)))
     features = torch.randn(size.tokens, model.fc.in_features, device=device)
     ends = TargetEnds(torch.nn.Embedding.from_pretrained(weights), weights, Path())
-    return Case(config, model, ends, build_pack(samples, anchors, device), TargetStates(features, None))
+    by_tiles = attention_by_tiles if device.type == "cuda" else attention_by_plain_tiles
+    chosen = by_tiles if attention == "flex" else attention_by_prefix
+    return Case(config, model, ends, build_pack(samples, anchors, device), TargetStates(features, None), chosen)
 
 
-def parity(size: Size, device: torch.device) -> dict[str, float]:
+def parity(size: Size, device: torch.device, attention: str) -> dict[str, float]:
     """Return the largest difference of any parameter's gradient from the plain step's, as a share of its norm."""
-    case = make_case(size, device, "float32")
+    case = make_case(size, device, "float32", attention)
     gradients = []
     for step in (case.step, case.plain_step):
         case.model.zero_grad()
@@ -152,9 +160,9 @@ def floor_flop(size: Size) -> float:
     return 6 * (rows * size.layers * by_row + size.tokens * by_token) + 4 * labelled * size.hidden * size.vocabulary
 
 
-def real_step(size: Size, device: torch.device, dtype: str) -> dict[str, float]:
+def real_step(size: Size, device: torch.device, dtype: str, attention: str) -> dict[str, float]:
     """Time the step at `size`, and compare its peak memory with the plan where the device tells it."""
-    case = make_case(size, device, dtype)
+    case = make_case(size, device, dtype, attention)
     seconds = timed(case.step, device)
     rate = product_rate(device, getattr(torch, dtype), 8192 if size is REAL else 256)
     readings = {
@@ -177,9 +185,9 @@ def real_step(size: Size, device: torch.device, dtype: str) -> dict[str, float]:
     return readings
 
 
-def plain_step(size: Size, device: torch.device, dtype: str) -> dict[str, float]:
+def plain_step(size: Size, device: torch.device, dtype: str, attention: str) -> dict[str, float]:
     """Time the step against the plain one: a mask over the whole pack, all rows and all logits at once."""
-    case = make_case(size, device, dtype)
+    case = make_case(size, device, dtype, attention)
     ours, plain = timed(case.step, device), timed(case.plain_step, device)
     return {"seconds": ours, "plain_seconds": plain, "times_faster": plain / ours}
 
@@ -190,15 +198,19 @@ def measure(device: torch.device, small: bool) -> dict[str, Any]:
     readings: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": str(torch.__version__),
-        "parity": parity(SMALL, device),
-        "step": real_step(SMALL if small else REAL, device, dtype),
-        "plain": plain_step(SMALL if small else PLAIN, device, dtype),
     }
     failed = []
-    if readings["parity"]["gradient_difference"] > 1e-3:
-        failed.append("gradients differ from the plain step's")
-    if not small and abs(readings["step"].get("peak_to_plan", 1.0) - 1) > 0.1:
-        failed.append("peak memory is not within 10 % of the plan")
+    for attention in ("flex", "sdpa"):
+        found: dict[str, Any] = {
+            "parity": parity(SMALL, device, attention),
+            "step": real_step(SMALL if small else REAL, device, dtype, attention),
+            "plain": plain_step(SMALL if small else PLAIN, device, dtype, attention),
+        }
+        if not found["parity"]["gradient_difference"] <= 1e-3:
+            failed.append(f"{attention}: gradients differ from the plain step's")
+        if abs(found["step"].get("peak_to_plan", 1.0) - 1) > 0.1:
+            failed.append(f"{attention}: peak memory is not within 10 % of the plan")
+        readings[attention] = found
     return readings | {"failed": failed}
 
 

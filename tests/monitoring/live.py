@@ -101,11 +101,15 @@ class LiveStack:
         """The workers of WORKERS, each with its /metrics."""
         self.environment["DFLASH_SERVERS"] = ",".join(servers)
         for name, image, queue in WORKERS:
-            port = free_port()
-            command = [interpreter(image), "-m", "services.stack", "worker", queue]
-            heartbeat = str(self.folder / f"heartbeat-{name}")
-            self.start(name, command, DFLASH_METRICS_PORT=str(port), DFLASH_HEARTBEAT=heartbeat)
-            self.scrape(image, port)
+            self.start_worker(name, image, queue)
+
+    def start_worker(self, name: str, image: str, queue: Stage) -> None:
+        """One worker of a queue, in its image's environment."""
+        port = free_port()
+        command = [interpreter(image), "-m", "services.stack", "worker", queue]
+        heartbeat = str(self.folder / f"heartbeat-{name}")
+        self.start(name, command, DFLASH_METRICS_PORT=str(port), DFLASH_HEARTBEAT=heartbeat)
+        self.scrape(image, port)
 
     def start_exporters(self, versions: Path, releases: Path) -> None:
         """Ours, and the machine's."""

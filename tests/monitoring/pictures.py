@@ -1,18 +1,11 @@
-"""Draws each dashboard over a live Prometheus, as Grafana would lay it out, where no Grafana can be had.
+"""Draws a dashboard over a live Prometheus, as Grafana would lay it out, where no Grafana can be had."""
 
-    python -m tests.monitoring.pictures PROMETHEUS_URL FOLDER [--minutes N] [--values FILE]
-
-FILE gets every panel with the values that it shows.
-"""
-
-import argparse
 import math
 import re
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib as mpl
 from matplotlib import dates
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
@@ -20,7 +13,6 @@ from matplotlib.ticker import FuncFormatter
 from PIL import Image
 
 from monitoring.grafana.model import COLUMNS, Dashboard, Panel, to_json
-from monitoring.grafana.write import DASHBOARDS
 from tests.monitoring.expressions import VARIABLES
 from tests.monitoring.prometheus import Prometheus
 
@@ -39,15 +31,15 @@ class Shown(NamedTuple):
     values: list[float]
 
 
-def draw(dashboard: Dashboard, prometheus: Prometheus, minutes: float, path: Path) -> list[str]:
-    """Draw into a file; returns a line for each panel with what it shows now."""
+def draw(dashboard: Dashboard, prometheus: Prometheus, minutes: float, path: Path) -> dict[str, str]:
+    """Draw into a file; returns what each panel shows now, by "dashboard: panel"."""
     places = to_json(dashboard)["panels"]
     panels = iter(panel for row in dashboard.rows for panel in row.panels)
     lines_high = max(place["gridPos"]["y"] + place["gridPos"]["h"] for place in places)
     figure = plt.figure(figsize=(COLUMNS * INCHES_A_COLUMN, lines_high * INCHES_A_LINE + 0.5))
     figure.suptitle(dashboard.title, x=0.01, y=1 - 0.1 / figure.get_figheight(), ha="left", va="top", weight="bold")
     top = 1 - 0.45 / figure.get_figheight()
-    told = []
+    told = {}
     for place in places:
         x, y, width, height = (place["gridPos"][name] for name in ("x", "y", "w", "h"))
         bottom = top - (y + height) / lines_high * top
@@ -64,7 +56,7 @@ def draw(dashboard: Dashboard, prometheus: Prometheus, minutes: float, path: Pat
         axes = figure.add_axes(box)
         axes.set_title(panel.title, loc="left", size=8)
         shown = ask(panel, prometheus, minutes)
-        told.append(describe(dashboard, panel, shown))
+        told[f"{dashboard.title}: {panel.title}"] = describe(panel, shown)
         _draw_panel(axes, panel, shown)
     figure.savefig(path, dpi=72)
     plt.close(figure)
@@ -95,12 +87,12 @@ def ask(panel: Panel, prometheus: Prometheus, minutes: float) -> list[Shown]:
     return shown
 
 
-def describe(dashboard: Dashboard, panel: Panel, shown: list[Shown]) -> str:
+def describe(panel: Panel, shown: list[Shown]) -> str:
     """What the panel shows now, in a line."""
     now = [f"{series.name.strip()} {format_value(series.values[-1], panel.unit)}" for series in shown]
     more = f" and {len(now) - 6} more" if len(now) > 6 else ""
     empty = f"empty: {panel.empty_without_gpu}" if panel.empty_without_gpu else "empty"
-    return f"{dashboard.title} | {panel.title} | {'; '.join(now[:6]) + more if now else empty}"
+    return "; ".join(now[:6]) + more if now else empty
 
 
 def format_value(value: float, unit: str) -> str:
@@ -214,24 +206,3 @@ def _moments(times: list[float]) -> list[float]:
 
 def _or_zero(value: float) -> float:
     return 0.0 if math.isnan(value) else value
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Draw each dashboard over a live Prometheus.")
-    parser.add_argument("prometheus")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--values", type=Path)
-    arguments = parser.parse_args()
-    mpl.use("Agg")
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    told = []
-    for dashboard in DASHBOARDS:
-        path = arguments.folder / f"{dashboard.uid}.png"
-        told += draw(dashboard, Prometheus(arguments.prometheus), arguments.minutes, path)
-    if arguments.values is not None:
-        arguments.values.write_text("\n".join(told) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

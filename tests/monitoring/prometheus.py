@@ -17,6 +17,12 @@ CONFIG = ROOT / "monitoring" / "prometheus"
 FASTER = 20
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 DURATION = re.compile(r"(?<=\[)(\d+)([smhd])(?=\])|(?<=for: )(\d+)([smhd])|(?<=offset )(\d+)([smhd])")
+# The formats that Prometheus 2.53 asks for, in its order.
+PROTOCOLS = {
+    "OpenMetricsText1.0.0": "application/openmetrics-text;version=1.0.0",
+    "OpenMetricsText0.0.1": "application/openmetrics-text;version=0.0.1",
+    "PrometheusText0.0.4": "text/plain;version=0.0.4",
+}
 DISCOVERIES = ("static_configs", "dns_sd_configs")
 
 
@@ -40,6 +46,14 @@ def write_config(folder: Path, targets: Path, fast: bool) -> Path:
     path = folder / "prometheus.yml"
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
     return path
+
+
+def accepted(job: str) -> str:
+    """The Accept header with which Prometheus scrapes a job's targets."""
+    content = yaml.safe_load((CONFIG / "prometheus.yml").read_text(encoding="utf-8"))
+    (of_job,) = (found for found in content["scrape_configs"] if found["job_name"] == job)
+    protocols = of_job.get("scrape_protocols", PROTOCOLS)
+    return ",".join(f"{PROTOCOLS[name]};q={1 - 0.1 * place:.1f}" for place, name in enumerate(protocols))
 
 
 def faster(text: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dflash.architecture import LayerType
 from dflash.config import DraftConfig
 from dflash.export import write_draft
 from dflash.initialize import initialize
@@ -15,6 +16,9 @@ from dflash.target import Target, load_target
 from tests.unit.dflash.conftest import MASK, tiny_model
 
 BLOCK_SIZE = 5
+# Both kinds of layers at once, and a window that is shorter than the documents and longer than a block.
+LAYER_TYPES: tuple[LayerType, ...] = ("sliding_attention", "full_attention")
+SLIDING_WINDOW = 7
 
 
 @pytest.fixture(scope="session", params=[("llama", True), ("qwen3", False)], ids=["llama-tied", "qwen3-untied"])
@@ -26,7 +30,14 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def random_draft(target: Target, seed: int = 0) -> DraftModel:
-    config = DraftConfig(num_layers=2, block_size=BLOCK_SIZE, target_layer_ids=(3, 0, 2), mask_token_id=MASK)
+    config = DraftConfig(
+        num_layers=2,
+        block_size=BLOCK_SIZE,
+        target_layer_ids=(3, 0, 2),
+        mask_token_id=MASK,
+        layer_types=LAYER_TYPES,
+        sliding_window=SLIDING_WINDOW,
+    )
     draft = initialize(config, target, seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -12,9 +12,10 @@ from dflash.decode import speculative_decode
 from dflash.export import export_draft, load_draft
 from dflash.target import Target, capture, load_target
 from dflash.train import train
+from tests.parity.conftest import LAYER_TYPES
 from tests.parity.sglang_server import generate, sglang
 from tests.parity.test_zlab import answered
-from tests.unit.dflash.conftest import tiny_model, training_config, write_dataset
+from tests.unit.dflash.conftest import MASK, tiny_model, training_config, write_dataset
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
@@ -41,9 +42,11 @@ def test_an_exported_drafter_is_accepted_as_here_alone_and_with_eight_requests_a
 ) -> None:
     # Half of the answers are learnt by heart, so that blocks are kept whole, in part and not at all.
     dataset = write_dataset(tmp_path / "data", [answered(target, prompt) for prompt in prompts[:4]])
-    config = training_config(
-        target.path, dataset, tmp_path / "run", steps=120, learning_rate=6e-3, anchors=64, token_budget=256
-    )
+    # Layers of both kinds; most answers are longer than the window.
+    shape = {"num_layers": 2, "block_size": 4, "mask_token_id": MASK}
+    shape |= {"layer_types": LAYER_TYPES, "sliding_window": 12}
+    changes = {"steps": 120, "learning_rate": 6e-3, "anchors": 64, "token_budget": 256}
+    config = training_config(target.path, dataset, tmp_path / "run", draft=shape, **changes)
     exported = export_draft(train(config).checkpoint, tmp_path / "draft", target, torch.float32)
     draft = load_draft(exported)
     ours = [speculative_decode(target, draft, prompt, MAX_NEW_TOKENS) for prompt in prompts]

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from dflash.architecture import build_target_layer_ids
 from dflash.decode import DraftCache, block_hidden, greedy_decode, speculative_decode
-from dflash.export import load_draft
+from dflash.export import load_draft, write_draft
 from dflash.model import DraftModel
 from dflash.target import Target, capture
 from dflash.train import train
-from tests.parity.conftest import BLOCK_SIZE
+from tests.parity.conftest import BLOCK_SIZE, LAYER_TYPES, SLIDING_WINDOW
 from tests.parity.peers import ask
 from tests.unit.dflash.conftest import MASK, training_config, write_dataset
 
 
+@pytest.mark.parametrize("window", [3, SLIDING_WINDOW, 28, 60])
 def test_a_block_after_its_context_gives_the_same_hidden_states(
-    target: Target, draft: DraftModel, draft_folder: Path
+    target: Target, draft: DraftModel, tmp_path: Path, window: int
 ) -> None:
+    windowed = DraftModel(replace(draft.architecture, sliding_window=window))
+    windowed.load_state_dict(draft.state_dict())
+    write_draft(windowed, tmp_path, torch.float32)
     ids = torch.randint(2, 90, (1, 23), generator=torch.Generator().manual_seed(5))
     features = capture(target, ids, draft.architecture.target_layer_ids)
     block = torch.tensor([[17] + [MASK] * (BLOCK_SIZE - 1)])
-    theirs = ask("zlab", "forward", {"features": features, "inputs": target.embedding(block)}, draft=str(draft_folder))
-    cache = DraftCache(draft)
+    theirs = ask("zlab", "forward", {"features": features, "inputs": target.embedding(block)}, draft=str(tmp_path))
+    cache = DraftCache(windowed)
     cache.append(features)
-    torch.testing.assert_close(block_hidden(target, draft, 17, cache), theirs["hidden"][0], atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(block_hidden(target, windowed, 17, cache), theirs["hidden"][0], atol=2e-5, rtol=1e-4)
 
 
 def test_greedy_decoding_gives_the_same_tokens_and_acceptance_lengths(target: Target, tmp_path: Path) -> None:
@@ -35,7 +41,10 @@ def test_greedy_decoding_gives_the_same_tokens_and_acceptance_lengths(target: Ta
     # Half of the answers are learnt: some guesses are right and some are wrong.
     rows = [answered(target, prompt) for prompt in prompts[:2].tolist()]
     dataset = write_dataset(tmp_path / "data", rows)
-    trained = train(training_config(target.path, dataset, tmp_path / "run", steps=60, learning_rate=6e-3)).checkpoint
+    shape = {"num_layers": 2, "block_size": 4, "mask_token_id": MASK}
+    shape |= {"layer_types": LAYER_TYPES, "sliding_window": 8}
+    config = training_config(target.path, dataset, tmp_path / "run", steps=60, learning_rate=6e-3, draft=shape)
+    trained = train(config).checkpoint
     theirs = ask(
         "zlab",
         "generate",

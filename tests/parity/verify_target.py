@@ -58,14 +58,7 @@ def learn(target_folder: Path, folder: Path) -> tuple[Path, Path]:
             "target": target_folder,
             "dataset": folder / "data",
             "output": folder / "run",
-            # As the demo's: of use at once.
-            "draft": {
-                "num_layers": 1,
-                "block_size": 4,
-                "target_layer_ids": (13,),
-                "mask_token_id": 16,
-                "init": "target",
-            },
+            "draft": DRAFT,
             "steps": 60,
             "anchors": 32,
             "anchors_per": "sequence",

@@ -168,7 +168,7 @@ class FakeSglang:
     async def _server_info(self, _request: web.Request) -> web.Response:
         return web.json_response({"version": "fake"})
 
-    async def _metrics(self, _request: web.Request) -> web.Response:
+    async def _metrics(self, request: web.Request) -> web.Response:
         self._account()
         rate = self.load.tokens_per_second if self.load else 100.0
         lines = [
@@ -180,7 +180,12 @@ class FakeSglang:
             "sglang:weight_memory_usage_gb 0.5",
             "sglang:kv_cache_memory_usage_gb 0.25",
         ]
-        return web.Response(text="\n".join(lines) + "\n")
+        text = "\n".join(lines) + "\n"
+        if "openmetrics" in request.headers.get("Accept", ""):
+            # There the real one's client library knows no colons.
+            text = text.replace("sglang:", "sglang_") + "# EOF\n"
+            return web.Response(text=text, headers={"Content-Type": "application/openmetrics-text; version=1.0.0"})
+        return web.Response(text=text)
 
     async def _state(self, _request: web.Request) -> web.Response:
         self._account()

@@ -17,6 +17,7 @@ from services.records import read_completions
 from services.runs import Run
 from services.settings import Settings
 from tests.monitoring.expressions import used_metrics
+from tests.monitoring.prometheus import accepted
 from tests.services.conftest import serving_sglang
 from tests.services.fake_sglang import FakeSglang, Fault
 from tests.services.generating import generate_once
@@ -83,7 +84,9 @@ def test_it_exposes_every_metric_that_dashboards_and_alerts_use_of_it(
 ) -> None:
     run, chunk, settings = make_run(PROMPTS, target_path, max_new_tokens=4, temperature=0)
     asyncio.run(generate_once(run, chunk, settings, [sglang_url]))
-    with urllib.request.urlopen(f"{sglang_url}/metrics", timeout=30) as response:
+    # In OpenMetrics, other names: their colons become underscores.
+    request = urllib.request.Request(f"{sglang_url}/metrics", headers={"Accept": accepted("sglang")})
+    with urllib.request.urlopen(request, timeout=30) as response:
         families = text_string_to_metric_families(response.read().decode())
         exposed = {sample.name for family in families for sample in family.samples}
     used = {name for name in used_metrics() if name.startswith("sglang:")}

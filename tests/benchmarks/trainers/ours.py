@@ -1,4 +1,4 @@
-"""Trains with dflash's own `train` for a given CPU time: `ours.py JOB.json`; see `bench_acceptance.Job`."""
+"""Trains with dflash's own `train` for a given CPU time: `ours.py JOB.json`; see `comparison.Job`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 import dflash.features
 from dflash.config import TrainingConfig
 from dflash.train import train
-from tests.benchmarks.trainers.states import key, read_states
+from tests.benchmarks.trainers.states import final_key, key, read_states
 
 # As many steps tell how many fit into the CPU time; the first ones, slower, are left out.
 PROBE_STEPS, WARM_UP = 8, 3
@@ -22,8 +22,12 @@ PROBE_STEPS, WARM_UP = 8, 3
 def main(job: dict[str, Any]) -> None:
     output = Path(job["output"])
     states = read_states(Path(job["states"]))
-    # The features come from the files that all trainers share.
+    # The target's states come from the files that all trainers share.
     dflash.features.capture = lambda _target, ids, _layers: states[key(ids[0].numpy())][None]
+    dflash.features.capture_with_final = lambda _target, ids, _layers: (
+        states[key(ids[0].numpy())][None],
+        states[final_key(ids[0].numpy())][None],
+    )
     config = TrainingConfig.model_validate(job["config"] | {"output": output / "probe", "steps": PROBE_STEPS})
     stamps: dict[int, float] = {}
     train(config, lambda line: stamps.setdefault(line.get("step", 0), time.process_time()))

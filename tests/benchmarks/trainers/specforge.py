@@ -1,7 +1,7 @@
 """Trains with SpecForge's own model, objective, optimizer and schedule: `specforge.py JOB.json`.
 
 The reading of samples and the padding of a batch are the few lines that SpecForge's data loader would do; see
-`bench_acceptance.Job`. It runs on the path of the peer's package, without this project's dflash.
+`comparison.Job`. It runs on the path of the peer's package, without this project's dflash.
 """
 
 from __future__ import annotations

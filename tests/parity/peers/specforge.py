@@ -22,11 +22,11 @@ class _WithAnchors(OnlineDFlashModel):
         return self.anchors.clamp(min=0), self.anchors >= 0
 
 
-def mask(tensors: dict[str, Tensor], length: int, block_size: int) -> dict[str, Tensor]:
+def mask(tensors: dict[str, Tensor], length: int, block_size: int, sliding_window: int | None) -> dict[str, Tensor]:
     """The mask [blocks * block_size, length + blocks * block_size] of one sequence."""
     anchors = tensors["anchors"][None]
     keep = torch.ones_like(anchors, dtype=torch.bool)
-    visible = create_dflash_sdpa_mask(anchors, keep, length, block_size, torch.device("cpu"))
+    visible = create_dflash_sdpa_mask(anchors, keep, length, block_size, torch.device("cpu"), sliding_window)
     return {"mask": visible[0, 0]}
 
 

@@ -11,11 +11,19 @@ from dflash.decode import greedy_decode, speculative_decode
 from dflash.decode_batch import greedy_decode_batch, speculative_decode_batch
 from dflash.errors import DflashError
 from dflash.initialize import initialize
+from dflash.mask import decoding_mask
 from dflash.model import KeysValues
-from dflash.ragged import block_mask, causal_mask, stack_rows, write_rows
+from dflash.ragged import causal_mask, stack_rows, write_rows
 from dflash.target import Target
 
-DRAFT = DraftConfig(num_layers=2, block_size=4, mask_token_id=96, init="target")
+DRAFT = DraftConfig(
+    num_layers=2,
+    block_size=4,
+    mask_token_id=96,
+    init="target",
+    layer_types=("sliding_attention", "full_attention"),
+    sliding_window=9,
+)
 
 
 def prompts(*lengths: int) -> list[list[int]]:
@@ -61,7 +69,7 @@ def test_documents_of_different_lengths_see_their_own_rows_only() -> None:
         [[[1, 1, 0, 0, 0], [1, 1, 1, 0, 0]]],
         [[[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]],
     ]
-    assert block_mask(lengths, 2).int().tolist() == [[[[1, 0, 0, 1, 1]]], [[[1, 1, 1, 1, 1]]]]
+    assert decoding_mask(lengths, 2).int().tolist() == [[[[1, 0, 0, 1, 1]]], [[[1, 1, 1, 1, 1]]]]
 
 
 def test_rows_are_written_after_each_documents_own_and_over_rejected_ones() -> None:

@@ -56,6 +56,29 @@ def test_an_export_reads_back_and_names_its_tensors_as_servers_do(
         export_draft(draft_folder, output, target)
 
 
+def test_the_window_of_sliding_layers_is_written_as_servers_read_it(target: Target, tmp_path: Path) -> None:
+    windowed = {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 9}
+    draft = initialize(DraftConfig.model_validate(DRAFT.model_dump() | windowed), target, seed=0)
+    write_draft(draft, tmp_path, torch.float32)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["layer_types"] == ["sliding_attention", "full_attention"]
+    assert (config["sliding_window"], config["use_sliding_window"]) == (9, True)
+    assert load_draft(tmp_path).architecture == draft.architecture
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_types": ("full_attention",)}, "layer_types must name 2 types"),
+        ({"sliding_window": 9}, "give both or neither"),
+        ({"layer_types": ("sliding_attention", "full_attention")}, "give both or neither"),
+    ],
+)
+def test_windows_that_do_not_belong_to_the_layers_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DraftConfig.model_validate(DRAFT.model_dump() | changes)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

@@ -10,6 +10,8 @@ from tests.gpu.measure import measure
 def test_the_measurements_for_a_card_run_small_on_the_cpu() -> None:
     readings = measure(torch.device("cpu"), small=True)
     assert readings["failed"] == []
-    assert readings["parity"]["gradient_difference"] < 1e-4
-    assert readings["step"]["draft_rows_per_s"] > 0
-    assert readings["plain"]["plain_seconds"] > 0
+    for attention in ("flex", "sdpa"):
+        found = readings[attention]
+        assert found["parity"]["gradient_difference"] < 1e-4
+        assert found["step"]["draft_rows_per_s"] > 0
+        assert found["plain"]["plain_seconds"] > 0

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash.anchors import sample_anchors, share_quota, valid_anchors
-from dflash.mask import block_mask, is_visible
+from dflash.mask import block_mask, decoding_mask, is_visible
 from dflash.objective import block_labels
 
 
@@ -21,9 +21,10 @@ def test_every_mask_element_follows_the_rule(data: st.DataObject) -> None:
     documents += [-1] * data.draw(st.integers(0, 3))
     block_size = data.draw(st.integers(2, 4))
     anchors = data.draw(st.lists(st.integers(0, sum(lengths) - 1), min_size=1, max_size=5))
-    mask = block_mask(torch.tensor(documents), torch.tensor(anchors), block_size)
+    window = data.draw(st.none() | st.integers(2, 7))
+    mask = block_mask(torch.tensor(documents), torch.tensor(anchors), block_size, window)
     rows, keys = len(anchors) * block_size, len(documents) + len(anchors) * block_size
-    expected = [[is_visible(q, k, documents, anchors, block_size) for k in range(keys)] for q in range(rows)]
+    expected = [[is_visible(q, k, documents, anchors, block_size, window) for k in range(keys)] for q in range(rows)]
     assert mask.tolist() == expected
 
 
@@ -32,6 +33,27 @@ def test_the_anchor_itself_and_other_documents_are_hidden() -> None:
     assert mask[0, :5].tolist() == [True, True, False, False, False]
     assert mask[2, :5].tolist() == [False, False, False, True, False]
     assert mask[0, 5:].tolist() == [True, True, False, False]
+
+
+def test_a_row_of_a_sliding_layer_sees_itself_and_the_positions_before_it() -> None:
+    mask = block_mask(torch.zeros(6, dtype=torch.long), torch.tensor([5]), block_size=3, window=3)
+    # Positions 0 to 4 are the context, 5 to 7 the block: each row ends a stretch of three.
+    assert mask.int().tolist() == [
+        [0, 0, 0, 1, 1, 0, 1, 0, 0],
+        [0, 0, 0, 0, 1, 0, 1, 1, 0],
+        [0, 0, 0, 0, 0, 0, 1, 1, 1],
+    ]
+
+
+@pytest.mark.parametrize("window", [None, 2, 4, 20])
+def test_decoding_sees_what_training_sees(window: int | None) -> None:
+    lengths, size = [1, 6, 3], 3
+    decoding = decoding_mask(torch.tensor(lengths), size, window).expand(-1, -1, size, -1)
+    for row, length in enumerate(lengths):
+        trained = block_mask(torch.zeros(length + 1, dtype=torch.long), torch.tensor([length]), size, window)
+        assert torch.equal(decoding[row, 0, :, :length], trained[:, :length])
+        assert not decoding[row, 0, :, length : max(lengths)].any()
+        assert torch.equal(decoding[row, 0, :, max(lengths) :], trained[:, length + 1 :])
 
 
 def test_an_anchor_needs_its_own_and_the_next_position_supervised() -> None:

@@ -26,10 +26,15 @@ from dflash.pack import build_pack
 from dflash.target import Target, capture, wrap_target
 
 DRAFT = DraftConfig(num_layers=2, block_size=5, mask_token_id=96)
+# A window that is shorter than the context of most blocks, and longer than that of a few.
+SLIDING = DraftConfig.model_validate(
+    DRAFT.model_dump() | {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 7}
+)
 
 
-def test_training_forward_equals_cached_inference_forward(target: Target) -> None:
-    draft = initialize(DRAFT, target, seed=0)
+@pytest.mark.parametrize("config", [DRAFT, SLIDING], ids=["full", "sliding"])
+def test_training_forward_equals_cached_inference_forward(target: Target, config: DraftConfig) -> None:
+    draft = initialize(config, target, seed=0)
     rng = np.random.default_rng(0)
     samples = [Sample(rng.integers(2, 90, n), np.ones(n, dtype=np.int8)) for n in (13, 9, 17)]
     anchors = [np.array([0, 3, 4, 11]), np.array([7]), np.array([1, 16])]

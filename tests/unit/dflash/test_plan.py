@@ -161,6 +161,18 @@ def test_more_baseline_leaves_less_for_the_rest(story: dict[str, Any], large_sha
     assert after.largest_token_budget < before.largest_token_budget  # type: ignore[operator]
 
 
+def test_flex_attention_is_planned_where_it_may_be_used(story: dict[str, Any], large_shape: TargetShape) -> None:
+    totals = {}
+    for device, attention in (("cpu", "auto"), ("cuda", "auto"), ("cuda", "flex"), ("cuda", "sdpa")):
+        config = TrainingConfig.model_validate(story | {"device": device, "attention": attention})
+        parts = make_plan("drafter", config, large_shape, 97 * 10**9, 0).parts
+        totals[device, attention] = parts["flex attention"]
+    assert totals["cpu", "auto"] == totals["cuda", "sdpa"] == 0
+    # Of each of 5 layers, in bfloat16: keys and values of 4 heads of 256, outputs and a number in fp32 of 24.
+    keys, outputs = 2 * (49_152 + 32_768) * 4 * 256 * 2, 32_768 * 24 * (256 * 2 + 4)
+    assert totals["cuda", "auto"] == totals["cuda", "flex"] == 5 * (keys + outputs)
+
+
 def test_the_command_prints_a_table_or_json_and_fails_for_what_does_not_fit(
     story: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -174,6 +186,27 @@ def test_the_command_prints_a_table_or_json_and_fails_for_what_does_not_fit(
     bad = CliRunner().invoke(app, [*command, "48000000000"])
     assert bad.exit_code == 1
     assert "the largest part is" in bad.stdout
+
+
+def test_a_target_on_several_cards_is_planned_card_by_card(story: dict[str, Any], tmp_path: Path) -> None:
+    topology = {"targets": 1, "drafters": 3, "cards_per_target": 2}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(story | {"device": "cuda", "topology": topology}))
+    command = ["plan", "--config", str(tmp_path / "run.yaml"), "--card-bytes", "48000000000", "--roles", "target"]
+    printed = CliRunner().invoke(app, [*command, "--json"])
+    assert printed.exit_code == 0
+    first, second = json.loads(printed.stdout)
+    shape = read_target_shape(Path(story["target"]))
+    assert first["parts"]["target weights"] + second["parts"]["target weights"] == 2 * shape.parameters
+    # The fullest card is less than a layer over its share.
+    assert first["parts"]["target weights"] <= shape.parameters + 2 * max(shape.of_layers)
+    assert "features of the pack" in first["parts"]
+    assert "features of the pack" not in second["parts"]
+    assert "target 1/2  target 2/2" in CliRunner().invoke(app, command).stdout
+
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(story | {"device": "cuda", "topology": {"targets": 1}}))
+    whole = CliRunner().invoke(app, command)
+    assert whole.exit_code == 1
+    assert "more cards for a target (topology.cards_per_target, now 1)" in whole.stdout
 
 
 def test_an_impossible_run_is_refused_before_the_target_is_loaded(story: dict[str, Any]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from dflash.errors import DflashError
 from dflash.probe import Rates, splits
 
 
@@ -12,6 +15,13 @@ def test_the_best_split_follows_from_the_rates() -> None:
     assert apart[0] == (6, 2, 6 / 6.6, "drafters wait 9% of the time")
     assert (7, 1, 0.5, "targets wait 53% of the time") in apart
     assert colocated == (0, 8, 8 / 8.6, "where one device holds both")
+
+
+def test_targets_of_several_cards_leave_fewer_to_the_drafters() -> None:
+    found = splits(Rates(target=2.0, gradient=3.0, optimizer=0.5), devices=8, cards_per_target=3)
+    assert [(split.targets, split.drafters) for split in found] == [(2, 2), (1, 5)]
+    with pytest.raises(DflashError, match="3 devices: a target of 3 and a drafter need 4"):
+        splits(Rates(2.0, 3.0, 0.5), devices=3, cards_per_target=3)
 
 
 def test_where_the_drafter_is_slow_it_gets_the_devices() -> None:

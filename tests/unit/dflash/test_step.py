@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +146,9 @@ def test_gradients_of_several_packs_add_up_to_that_of_one_pack_with_all_their_do
         torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-3, msg=name)
 
 
+@pytest.mark.parametrize("window", [None, 2, 17])
 @pytest.mark.parametrize("seed", range(6))
-def test_attention_by_prefix_is_attention_by_the_whole_mask(seed: int) -> None:
+def test_attention_by_prefix_is_attention_by_the_whole_mask(seed: int, window: int | None) -> None:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 70, 4).tolist()
     anchors = [np.sort(rng.choice(n, rng.integers(0, n + 1), replace=False)).tolist() for n in lengths]
@@ -160,15 +162,15 @@ def test_attention_by_prefix_is_attention_by_the_whole_mask(seed: int) -> None:
     results = []
     for attend in (
         attention_by_prefix(pack, BLOCK_SIZE),
-        masked_attention(block_mask(pack.documents, pack.anchors, BLOCK_SIZE)),
+        masked_attention(partial(block_mask, pack.documents, pack.anchors, BLOCK_SIZE)),
     ):
-        out = attend(tensors[0], KeysValues(*tensors[1:3]), KeysValues(*tensors[3:]))
+        out = attend(tensors[0], KeysValues(*tensors[1:3]), KeysValues(*tensors[3:]), window)
         results.append([out, *torch.autograd.grad(out, tensors, upstream)])
     for actual, expected in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
 
 
-class _Largest(TorchDispatchMode):
+class Largest(TorchDispatchMode):
     """The most elements of any tensor that an operator returned."""
 
     elements = 0
@@ -184,7 +186,7 @@ class _Largest(TorchDispatchMode):
 def test_no_mask_over_the_whole_pack_is_made(model: DraftModel, target: Target) -> None:
     pack = make_pack([60] * 24, [list(range(2, 58, 2))] * 24)
     rows = len(pack.anchors) * BLOCK_SIZE
-    with _Largest() as largest:
+    with Largest() as largest:
         accumulate_gradient(model, target, pack, random_states(pack, model), config(loss_chunk_blocks=8))
     assert largest.elements < rows * (rows + len(pack.input_ids)) / 20
 

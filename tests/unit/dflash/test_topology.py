@@ -85,7 +85,9 @@ def test_one_and_one_equal_one_bit_for_bit_with_a_teacher_and_a_curve(
         "packs_per_step": 1,
     }
     run_ranks(config_of(llama_folder, dataset, tmp_path / "one", 0, 1, **changes), tmp_path / "meet")
-    run_ranks(config_of(llama_folder, dataset, tmp_path / "two", 1, 1, **changes), tmp_path / "meet")
+    # The target's layers are split, as over two cards.
+    split = config_of(llama_folder, dataset, tmp_path / "two", 1, 1, topology={"cards_per_target": 2}, **changes)
+    run_ranks(split, tmp_path / "meet")
     assert equal(newest(tmp_path / "two"), newest(tmp_path / "one"))
     curves = [(tmp_path / name / "acceptance.jsonl").read_text() for name in ("one", "two")]
     assert curves[0] == curves[1]

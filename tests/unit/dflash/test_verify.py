@@ -24,10 +24,16 @@ from dflash.decode import SpeculativeOutput
 from dflash.errors import DflashError
 from dflash.export import load_draft, write_draft
 from dflash.initialize import initialize
+from dflash.model import KeysValues
 from dflash.target import load_target
 from tests.unit.dflash.conftest import tiny_model
 
 PROMPTS = [np.random.default_rng(i).integers(2, 90, 7).tolist() for i in range(2)]
+WINDOWED = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 8,
+    "use_sliding_window": True,
+}
 LINKS = [
     "the drafter fits the target",
     "features = hidden states after the tapped layers",
@@ -68,9 +74,10 @@ def next_layer(capture: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda target, ids, layers: capture(target, ids, tuple(i + 1 for i in layers))
 
 
-def one_position_late(cached: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def without_the_newest_feature(cached: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def block_hidden(target: Any, draft: Any, anchor: int, cache: Any) -> Tensor:
-        cache.length += 1
+        cache.length -= 1
+        cache.layers = [KeysValues(*(tensor[:, :, :-1] for tensor in layer)) for layer in cache.layers]
         return cached(target, draft, anchor, cache)
 
     return block_hidden
@@ -97,7 +104,7 @@ def other_token(decode: Callable[..., SpeculativeOutput]) -> Callable[..., Specu
     [
         ("capture", next_layer, {LINKS[1], LINKS[4], LINKS[6]}),
         ("capture_with_final", before_the_norm, {LINKS[2]}),
-        ("block_hidden", one_position_late, {LINKS[3]}),
+        ("block_hidden", without_the_newest_feature, {LINKS[3]}),
         ("speculative_decode", other_token, {LINKS[5], LINKS[6]}),
     ],
 )
@@ -206,7 +213,12 @@ def test_without_tokenizer_or_prompts_it_says_what_to_give(pair: tuple[Path, Pat
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}, "rope_type is yarn"),
         ({"rope_parameters": {"rope_theta": 1.0, "partial_rotary_factor": 0.25}}, "partial_rotary_factor is 0.25"),
         ({"attention_bias": True}, "attention_bias is True, and only False"),
-        ({"is_causal": True}, "is_causal is True, and only False"),
+        ({"is_causal": True}, "is_causal is True, and only full layers that look both ways"),
+        ({**WINDOWED, "is_causal": False}, "is_causal is False, and only .* sliding layers that look back"),
+        ({**WINDOWED, "use_sliding_window": False}, "sliding layers need use_sliding_window true"),
+        ({**WINDOWED, "sliding_window": None}, "sliding_window of at least 2"),
+        ({"layer_types": ["chunked_attention", "full_attention"]}, "full_attention or sliding_attention for each of 2"),
+        ({"layer_types": ["full_attention"]}, "for each of 2 layers, found"),
     ],
 )
 def test_a_configuration_that_servers_would_follow_elsewhere_is_refused(
