@@ -127,6 +127,14 @@ test-stack: envs tools materials ## Build the cpu images, bring the stack up in 
 test-stack-long: envs tools materials ## The longer container tests: services killed and scaled in a run, swaps while training, restore
 	$(ENVS)/stack/bin/python $(RUN_IN) tests/stack -m long
 
+.PHONY: test-trainer-swap
+test-trainer-swap: envs tools ## Swap the trainer to OTHER_TRAINER_IMAGE=dflash-stack/trainer:cu128-dev and back while it trains
+	$(ENVS)/stack/bin/python $(RUN_IN) -s tests/stack/test_trainer_swap.py
+
+.PHONY: test-engine-restart
+test-engine-restart: envs tools materials ## Restart this machine's Docker engine, and all that runs in it, while a run generates
+	$(ENVS)/stack/bin/python $(RUN_IN) tests/stack/engine_restart.py
+
 .PHONY: test-toolchain
 test-toolchain: envs tools ## Build kernels with the CUDA compiler that images/sglang locks, whole and broken (0.3 GB of wheels)
 	$(ENVS)/stack/bin/python $(RUN_IN) tests/cuda/test_toolchain.py

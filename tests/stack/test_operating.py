@@ -228,6 +228,17 @@ def test_a_killed_swap_is_undone_by_the_next_command(project: Path, version: str
     assert entries(project)[-1]["event"] == "undone"
 
 
+def test_scaling_leaves_those_that_work_alone(project: Path) -> None:
+    succeed(project, "phase", "generate")
+    first = docker("ps", "--quiet", "--filter", f"name=dflash-miniature-{os.getpid()}-producer")
+    for count in (3, 2):
+        succeed(project, "scale", str(count))
+        there = docker("ps", "--quiet", "--filter", f"name=dflash-miniature-{os.getpid()}-producer").split()
+        assert len(there) == count
+        assert first.strip() in there
+        assert f"PRODUCERS={count}" in (project / ".env").read_text()
+
+
 def test_the_phases_never_overlap_and_a_stubborn_process_is_killed(project: Path) -> None:
     succeed(project, "phase", "generate")
     assert set(up(project)) == {"sglang", "producer"}

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import tarfile
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +22,9 @@ from services.settings import Settings, check_settings, load_settings
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.long]
 FORMER = "2.13.0+cpu"
-# The variant whose real image is the other one. With none, the other one is an image whose torch only says that it is
-# another version: what is proved then is that a swapped image trains.
-VARIANT = os.environ.get("OTHER_TRAINER_VARIANT")
+# An image with another torch, such as dflash-stack/trainer:cu128-dev. With none, the other one is an image whose torch
+# only says that it is another version: what is proved then is that a swapped image trains.
+OTHER_IMAGE = os.environ.get("OTHER_TRAINER_IMAGE")
 RENAMED = "2.12.9+cpu"
 RENAMED_TORCH = f"""
 FROM dflash-stack/trainer:cpu-{VERSION}
@@ -74,30 +73,18 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackUnderTest]:
 
 @pytest.fixture(scope="module")
 def other(stack: StackUnderTest) -> Iterator[Other]:
-    """The image with another torch. A real one stays, for the next run: it has gigabytes."""
-    if VARIANT:
-        build_variant(VARIANT)
-        versions = tomllib.loads((ROOT / "images/versions.toml").read_text())
-        yield Other((VARIANT,), versions["trainer"][VARIANT]["torch"])
+    """The image with another torch."""
+    if OTHER_IMAGE:
+        label = '{{index .Config.Labels "dflash-stack.torch"}}'
+        described = ["docker", "image", "inspect", "--format", label, OTHER_IMAGE]
+        torch = subprocess.run(described, capture_output=True, text=True, check=True).stdout.strip()
+        yield Other((OTHER_IMAGE,), torch)
         return
     tag = f"other-{os.getpid()}"
     name = f"dflash-stack/trainer:{tag}"
     subprocess.run(["docker", "build", "--quiet", "--tag", name, "-"], input=RENAMED_TORCH, text=True, check=True)
     yield Other((tag, "--accept-versions"), RENAMED)
     subprocess.run(["docker", "image", "rm", "--force", name], check=True, capture_output=True)
-
-
-def build_variant(variant: str) -> None:
-    """A variant of the trainer's image, as a user builds it."""
-    arguments = [f"{name}={os.environ[name]}" for name in ("BASE_IMAGE", "PIP_NO_CACHE_DIR") if name in os.environ]
-    wheels = [f"--build-context=wheelhouse={os.environ['WHEELHOUSE']}"] if "WHEELHOUSE" in os.environ else []
-    command = [
-        *("docker", "buildx", "build", "--tag", f"dflash-stack/trainer:{variant}-{VERSION}", *wheels),
-        *("--file", "images/trainer/Dockerfile", "--build-arg", f"VARIANT={variant}"),
-        *(part for argument in arguments for part in ("--build-arg", argument)),
-    ]
-    built = subprocess.run([*command, "."], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr[-6000:]
 
 
 def make_run(folder: Path, settings: Settings) -> Path:

@@ -71,7 +71,7 @@ def scale(
     with _operated(folder, env_file) as project:
         set_variable(env_file, "PRODUCERS", str(producers))
         if alive(project, ["producer"]):
-            start(project, {"producer": producers}, alone=True)
+            start(project, {"producer": producers}, alone=True, kept=True)
     _console().print(f"{producers} producers")
 
 

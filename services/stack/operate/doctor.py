@@ -38,7 +38,7 @@ class Check:
 
     def __str__(self) -> str:
         remedy = f" -> {self.remedy}" if self.remedy else ""
-        return f"{self.state:<8} {self.name:<12} {self.detail}{remedy}"
+        return f"{self.state:<8} {self.name:<13} {self.detail}{remedy}"
 
 
 def examine(folder: Path, env_file: Path) -> Iterator[Check]:

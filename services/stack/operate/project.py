@@ -140,8 +140,11 @@ def stop(project: Project, services: list[str]) -> list[Container]:
     return [one for one in containers(project.name) if one.id in before and one.exit_code == 137]
 
 
-def start(project: Project, counts: Mapping[str, int], alone: bool = False) -> None:
+def start(project: Project, counts: Mapping[str, int], alone: bool = False, kept: bool = False) -> None:
     """Start so many containers of each service, after what they depend on unless `alone`, and wait for their health.
+
+    Those that are up stay as they are when `kept`; else Compose makes them anew where their configuration changed,
+    and it takes `alone` for such a change.
 
     Raises:
         UserError: one is not healthy in time; its last words are told.
@@ -150,8 +153,8 @@ def start(project: Project, counts: Mapping[str, int], alone: bool = False) -> N
         return
     scale = [part for name, count in counts.items() for part in ("--scale", f"{name}={count}")]
     options = ("--detach", "--no-build", "--wait", "--wait-timeout", str(_patience(project, list(counts))), *scale)
-    dependencies = ("--no-deps",) if alone else ()
-    finished = attempt(*command(project), "up", *options, *dependencies, *counts, folder=project.folder)
+    options += (*(["--no-deps"] if alone else []), *(["--no-recreate"] if kept else []))
+    finished = attempt(*command(project), "up", *options, *counts, folder=project.folder)
     if finished.returncode != 0:
         raise UserError(_why_not_healthy(project, list(counts)) or f"docker compose up: {last_line(finished.stderr)}")
 

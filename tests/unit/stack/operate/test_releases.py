@@ -92,7 +92,9 @@ def test_one_command_at_a_time_changes_a_stack(tmp_path: Path) -> None:
 
 def test_history_has_a_row_for_each_change_and_one_for_an_interrupted_one() -> None:
     entries = [
-        change("begun", "swap", "a", "b"),
+        change("begun", "swap", "z", "a"),
+        change("done", "swap", "z", "a"),
+        change("done", "swap", "y", "x", role="producer"),
         change("done", "swap", "a", "b"),
         change("begun", "swap", "b", "c"),
         change("undone", "swap", "b", "c"),
@@ -100,4 +102,4 @@ def test_history_has_a_row_for_each_change_and_one_for_an_interrupted_one() -> N
     ]
     table = history_table(entries)
     ended = next(column for column in table.columns if column.header == "ended")
-    assert list(ended.cells) == ["in use", "undone", "interrupted"]
+    assert list(ended.cells) == ["replaced", "in use", "in use", "undone", "interrupted"]
