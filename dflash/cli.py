@@ -77,13 +77,14 @@ def probe(
     from dflash.probe import splits
 
     settings = load_config(config, TrainingConfig)
-    rates, work = measure(settings, seconds)
-    tokens = work.pack_tokens
-    typer.echo(f"target    {rates.target:9.3f} s a pack, {tokens / rates.target:9.0f} tokens/s on one device")
+    rates, work = measure(settings, devices, seconds)
+    tokens, of_target = work.pack_tokens, settings.topology.cards_per_target
+    cards = "one device" if of_target == 1 else f"{of_target} devices"
+    typer.echo(f"target    {rates.target:9.3f} s a pack, {tokens / rates.target:9.0f} tokens/s on {cards}")
     drafter = rates.gradient + rates.optimizer
     typer.echo(f"drafter   {drafter:9.3f} s a pack, {tokens / drafter:9.0f} tokens/s on one device")
     typer.echo(f"packs of {tokens:.0f} tokens: {work.epoch_packs} an epoch, {work.run_packs} in the configured steps")
-    found = splits(rates, devices, settings.topology.cards_per_target)
+    found = splits(rates, devices, of_target)
     for split in [*[split for split in found if split.targets][:2], *[split for split in found if not split.targets]]:
         name = f"{split.targets} + {split.drafters}" if split.targets else f"{split.drafters} colocated"
         hours = [packs / split.packs_per_second / 3600 for packs in (work.epoch_packs, work.run_packs)]

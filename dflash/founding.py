@@ -49,10 +49,9 @@ def check_cards(config: TrainingConfig, there: int) -> None:
     """Raise DflashError when the topology needs more cards than are `there`."""
     topology = config.topology
     if config.device == "cuda" and topology.cards > there:
-        targets = f" and {topology.targets} targets of {topology.cards_per_target}" if topology.targets else ""
         raise DflashError(
-            f"topology needs {topology.cards} cards ({topology.drafters} drafters{targets}), and this process sees "
-            f"{there}: lower drafters, targets or cards_per_target"
+            f"topology needs {topology.cards} cards (drafters: {topology.drafters}; targets: {topology.targets}, cards "
+            f"of each: {topology.cards_per_target}), and {there} are here: lower drafters, targets or cards_per_target"
         )
 
 

@@ -59,15 +59,16 @@ class Split(NamedTuple):
     waits: str
 
 
-def probe(config: TrainingConfig, seconds: float) -> tuple[Rates, Work]:
+def probe(config: TrainingConfig, devices: int, seconds: float) -> tuple[Rates, Work]:
     """Time the target and a drafter for about half of `seconds` each, loading and the first pack of each not counted.
 
-    Raises DflashError for an unusable target or dataset.
+    Raises DflashError for an unusable target or dataset, or too few `devices` for a target of several cards.
     """
+    cards = config.topology.cards_per_target
+    if 1 < cards >= devices:
+        raise DflashError(f"{devices} devices: a target of {cards} and a drafter need {cards + 1}")
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    # The first cards: as many as a target of the run has.
-    cards = config.topology.cards_per_target
     target = found_target(config, [f"cuda:{i}" for i in range(cards)] if config.device == "cuda" else [config.device])
     data = found_data(config, ALONE, target.embedding.num_embeddings)
     model = initialize(config.draft, target, config.seed)
@@ -114,13 +115,8 @@ def _to(device: torch.device, states: TargetStates) -> TargetStates:
 def splits(rates: Rates, devices: int, cards_per_target: int = 1) -> list[Split]:
     """Return every topology of `devices` devices with a pack a drafter and step, the fastest first.
 
-    Colocated comes last: it is possible only where one device holds target and drafter. Raises DflashError where there
-    are too few devices for a target of so many cards.
+    Colocated comes last: it is possible only where one device holds target and drafter.
     """
-    if 1 < cards_per_target >= devices:
-        raise DflashError(
-            f"{devices} devices: a target of {cards_per_target} and a drafter need {cards_per_target + 1}"
-        )
     found = []
     for targets in range(1, (devices - 1) // cards_per_target + 1):
         drafters = devices - targets * cards_per_target

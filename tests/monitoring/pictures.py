@@ -19,6 +19,7 @@ from tests.monitoring.prometheus import Prometheus
 POINTS = 160
 COLORS_IN_FILE = 64
 MOST_SERIES = 12
+STALE_SECONDS = 30
 INCHES_A_COLUMN, INCHES_A_LINE = 0.62, 0.38
 COLORS = {"green": "#3a9d5d", "yellow": "#c99a1b", "red": "#cc3d3d"}
 
@@ -88,8 +89,13 @@ def ask(panel: Panel, prometheus: Prometheus, minutes: float) -> list[Shown]:
 
 
 def describe(panel: Panel, shown: list[Shown]) -> str:
-    """What the panel shows now, in a line."""
-    now = [f"{series.name.strip()} {format_value(series.values[-1], panel.unit)}" for series in shown]
+    """What the panel shows now, in a line; a series that ended a while ago is not of now."""
+    newest = time.time() - STALE_SECONDS
+    now = [
+        f"{series.name.strip()} {format_value(series.values[-1], panel.unit)}"
+        for series in shown
+        if series.times[-1] > newest
+    ]
     more = f" and {len(now) - 6} more" if len(now) > 6 else ""
     empty = f"empty: {panel.empty_without_gpu}" if panel.empty_without_gpu else "empty"
     return "; ".join(now[:6]) + more if now else empty

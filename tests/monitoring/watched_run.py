@@ -1,10 +1,10 @@
-"""Watches a real run with Prometheus, and draws the dashboards while it generates and while it trains.
+"""Watches a real run with Prometheus, draws the dashboards while it generates and trains, and lists what they show.
 
     python -m tests.monitoring.watched_run PICTURES TABLE
 
 The run is the demo's with more prompts and steps: the real SGLang, target, workers and trainer. TABLE becomes a
-Markdown file of every panel with the values that it showed at both moments. Exits with 1 when a panel that needs no
-GPU showed nothing at either.
+Markdown file of every panel with the values that it showed at three moments. Exits with 1 when a panel that should
+showed nothing at any.
 """
 
 import argparse
@@ -35,6 +35,12 @@ SECONDS = 1800.0
 WHILE_GENERATING = ("dflash-generation",)
 # Drawn with cards by written_cards.py.
 WITH_CARDS = ("dflash-memory",)
+# Panels that such a run leaves empty, and why.
+EMPTY = {
+    "dflash 2 Generation: Failures by reason": "nothing failed",
+    "dflash 5 Memory: Measured of idle processes": "`dflash-stack budget measure` measures containers",
+}
+Shown = dict[str, str]
 
 
 def settings() -> dict[str, Any]:
@@ -49,8 +55,8 @@ def settings() -> dict[str, Any]:
     return content
 
 
-def watch(stack: LiveStack, pictures: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Bring the stack up and run every stage; returns what each panel showed while generating and while training."""
+def watch(stack: LiveStack, pictures: Path) -> tuple[Shown, Shown, Shown]:
+    """Bring the stack up and run every stage; returns what each panel showed while generating, training, at the end."""
     config = stack.folder / "config.yaml"
     content = settings()
     config.write_text(yaml.safe_dump(content), encoding="utf-8")
@@ -62,7 +68,7 @@ def watch(stack: LiveStack, pictures: Path) -> tuple[dict[str, str], dict[str, s
     prometheus = stack.start_prometheus(fast=False)
     began = time.monotonic()
 
-    def look(*uids: str) -> dict[str, str]:
+    def look(*uids: str) -> Shown:
         minutes = (time.monotonic() - began) / 60
         return _look(prometheus, minutes, pictures, uids)
 
@@ -73,27 +79,37 @@ def watch(stack: LiveStack, pictures: Path) -> tuple[dict[str, str], dict[str, s
     _wait_while(submitted, lambda: total(count_generated(run).values()).completed > prompts * 0.7)
     generating = look(*WHILE_GENERATING)
     _end(submitted, "submit")
+    agreement = [interpreter("tokenizer"), "-m", "services.tokenizer.agreement", RUN]
+    subprocess.run(agreement, cwd=ROOT, env=stack.environment, check=True)
     _stage(stack, "merge", RUN)
     training = _begin(stack, "train", RUN)
     _wait_while(training, lambda: _steps_made(prometheus) > STEPS * 0.8)
-    shown = look(*(board.uid for board in DASHBOARDS if board.uid not in WHILE_GENERATING + WITH_CARDS))
+    trained = look(*(board.uid for board in DASHBOARDS if board.uid not in WHILE_GENERATING + WITH_CARDS))
     _end(training, "train")
     _stage(stack, "evaluate", RUN)
-    return generating, shown
+    wait_until(lambda: prometheus.value("count(dflash_evaluation_acceptance_length)") is not None, 60, "not scraped")
+    return generating, trained, look()
 
 
-def table(generating: dict[str, str], training: dict[str, str]) -> str:
+def table(moments: tuple[Shown, ...]) -> str:
     """The Markdown page."""
-    rows = [f"| {panel} | {generating[panel]} | {training[panel]} |" for panel in generating]
+    rows = []
+    for panel in moments[0]:
+        values = [shown[panel] for shown in moments]
+        if panel in EMPTY and set(values) == {"empty"}:
+            values[0] = f"empty: {EMPTY[panel]}"
+        if len(set(values)) == 1 or values[0].startswith("empty: "):
+            values[1:] = ["the same"] * (len(values) - 1)
+        rows.append(f"| {panel} | " + " | ".join(values) + " |")
     return "\n".join(
         (
             "# What the panels showed during a real run",
             "",
-            f"`make pictures` on two cores without a GPU: SGLang and SmolLM2-135M-Instruct, four sources of up to "
+            "`make pictures` on two cores without a GPU: SGLang and SmolLM2-135M-Instruct, four sources of up to "
             f"{PROMPTS_A_SOURCE} prompts, {STEPS} steps of training. At most six series of a panel are named.",
             "",
-            "| dashboard: panel | while generating | while training |",
-            "|---|---|---|",
+            "| dashboard: panel | while generating | while training | at the end |",
+            "|---|---|---|---|",
             *rows,
             "",
         )
@@ -133,8 +149,8 @@ def _steps_made(prometheus: Prometheus) -> float:
     return prometheus.value(f'max(dflash_training_steps_total{{run="{RUN}"}})') or 0.0
 
 
-def _look(prometheus: Prometheus, minutes: float, pictures: Path, drawn: tuple[str, ...]) -> dict[str, str]:
-    told: dict[str, str] = {}
+def _look(prometheus: Prometheus, minutes: float, pictures: Path, drawn: tuple[str, ...]) -> Shown:
+    told: Shown = {}
     with tempfile.TemporaryDirectory() as elsewhere:
         for dashboard in DASHBOARDS:
             folder = pictures if dashboard.uid in drawn else Path(elsewhere)
@@ -150,9 +166,9 @@ def main() -> int:
     mpl.use("Agg")
     arguments.pictures.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, live_stack(Path(folder)) as stack:
-        generating, training = watch(stack, arguments.pictures)
-    arguments.table.write_text(table(generating, training), encoding="utf-8")
-    silent = [panel for panel, values in training.items() if values == generating[panel] == "empty"]
+        moments = watch(stack, arguments.pictures)
+    arguments.table.write_text(table(moments), encoding="utf-8")
+    silent = [panel for panel in moments[0] if panel not in EMPTY and {shown[panel] for shown in moments} == {"empty"}]
     for panel in silent:
         sys.stderr.write(f"showed nothing: {panel}\n")
     return 1 if silent else 0

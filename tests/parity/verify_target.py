@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -75,6 +76,8 @@ def learn(target_folder: Path, folder: Path) -> tuple[Path, Path]:
 
 
 if __name__ == "__main__":
+    # A run that is ended takes its server with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     target = Path(sys.argv[1])
     with tempfile.TemporaryDirectory() as name:
         draft, prompts = learn(target, Path(name))

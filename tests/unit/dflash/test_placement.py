@@ -115,7 +115,9 @@ def test_drafters_have_the_first_cards_and_each_target_the_next_few(tmp_path: Pa
         ["cuda:5", "cuda:6"],
     ]
     check_cards(config, 7)
-    with pytest.raises(DflashError, match=r"needs 7 cards \(3 drafters and 2 targets of 2\), and this process sees 6"):
+    with pytest.raises(
+        DflashError, match=r"needs 7 cards \(drafters: 3; targets: 2, cards of each: 2\), and 6 are here"
+    ):
         check_cards(config, 6)
 
 

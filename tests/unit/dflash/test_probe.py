@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dflash.errors import DflashError
-from dflash.probe import Rates, splits
+from dflash.probe import Rates, probe, splits
+from tests.unit.dflash.conftest import training_config
 
 
 def test_the_best_split_follows_from_the_rates() -> None:
@@ -20,8 +23,12 @@ def test_the_best_split_follows_from_the_rates() -> None:
 def test_targets_of_several_cards_leave_fewer_to_the_drafters() -> None:
     found = splits(Rates(target=2.0, gradient=3.0, optimizer=0.5), devices=8, cards_per_target=3)
     assert [(split.targets, split.drafters) for split in found] == [(2, 2), (1, 5)]
+
+
+def test_too_few_devices_are_told_before_anything_is_loaded(tmp_path: Path) -> None:
+    config = training_config(tmp_path, tmp_path, tmp_path, topology={"targets": 1, "cards_per_target": 3})
     with pytest.raises(DflashError, match="3 devices: a target of 3 and a drafter need 4"):
-        splits(Rates(2.0, 3.0, 0.5), devices=3, cards_per_target=3)
+        probe(config, devices=3, seconds=1)
 
 
 def test_where_the_drafter_is_slow_it_gets_the_devices() -> None:
