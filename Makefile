@@ -132,7 +132,7 @@ test-trainer-swap: envs tools ## Swap the trainer to OTHER_TRAINER_IMAGE=dflash-
 	$(ENVS)/stack/bin/python $(RUN_IN) -s tests/stack/test_trainer_swap.py
 
 .PHONY: test-engine-restart
-test-engine-restart: envs tools materials ## Restart this machine's Docker engine, and all that runs in it, while a run generates
+test-engine-restart: envs tools materials ## Restart this machine's Docker engine, with nothing else in it, while a run generates
 	$(ENVS)/stack/bin/python $(RUN_IN) tests/stack/engine_restart.py
 
 .PHONY: test-toolchain

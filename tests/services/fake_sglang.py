@@ -70,7 +70,7 @@ class FakeSglang:
         seconds: float = 0.0,
         load: Load | None = None,
         text: str = "",
-        reads_as: str = "",
+        reads_as: str | None = "",
         port: int = 0,
         asked_log: Path | None = None,
         poison: int | None = None,
@@ -199,7 +199,7 @@ class FakeSglang:
         return web.json_response({})
 
     async def _detokenize(self, _request: web.Request) -> web.Response:
-        return web.json_response({"text": self.reads_as})
+        return web.json_response({"text": self.reads_as}) if self.reads_as is not None else web.Response(status=404)
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -330,6 +330,7 @@ def main() -> None:
         fault=random_faults(options.fault_rate, options.port) if options.fault_rate else no_fault,
         context=options.context,
         load=load,
+        reads_as=None,  # it has no tokenizer to read prompts of real text with
         port=options.port,
         asked_log=options.asked_log,
         poison=options.poison,

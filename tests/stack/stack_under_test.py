@@ -49,8 +49,8 @@ class StackUnderTest:
             logs = self.compose("logs", "--tail", "30").stdout
             raise AssertionError(f"{up.stderr[-2000:]}\n{logs[-8000:]}")
 
-    def containers(self, service: str) -> list[dict[str, Any]]:
-        lines = self.compose("ps", "--format", "json", service).stdout.splitlines()
+    def containers(self, *services: str) -> list[dict[str, Any]]:
+        lines = self.compose("ps", "--format", "json", *services).stdout.splitlines()
         return [json.loads(line) for line in lines]
 
     def down(self) -> None:
