@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import pytest
 import yaml
+from rq.job import Job
+from rq.serializers import JSONSerializer
 
 from services.queues import enqueue, queue
 from services.runs import Run, read_settings
@@ -146,12 +148,10 @@ def _faults(live: Live) -> dict[str, Fault]:
         if not run:
             redis.zrem(of_stage.started_job_registry.key, "stuck:1")
             return
-        enqueue("assemble", redis, "assemble", "long", "none", job_timeout=100)
-        job = of_stage.get_jobs()[-1]
+        # Not by way of the queue, where the assembler would take it.
+        job = Job.create("nothing", id="stuck", timeout=100, connection=redis, serializer=JSONSerializer)
         job.started_at = datetime.now(UTC) - timedelta(seconds=80)
         job.save()
-        redis.rename(job.key, "rq:job:stuck")
-        of_stage.remove(job)
         redis.zadd(of_stage.started_job_registry.key, {"stuck:1": time.time() + 3600})
 
     def run_training_job(runs: bool) -> None:
@@ -220,11 +220,13 @@ def test_each_alert_fires_on_its_fault_and_clears_after_it(merged: Live) -> None
     faults = _faults(merged)
     # The disk is the machine's, and others write to it.
     wait_until_none(lambda: merged.prometheus.firing() - {"DiskNearlyFull"}, SECONDS, "fire at rest: ")
-    for fault in faults.values():
-        fault.provoke()
-    _wait_for(merged.prometheus, set(faults), there=True)
-    for fault in faults.values():
-        fault.undo()
+    try:
+        for fault in faults.values():
+            fault.provoke()
+        _wait_for(merged.prometheus, set(faults), there=True)
+    finally:
+        for fault in faults.values():
+            fault.undo()
     _wait_for(merged.prometheus, set(faults), there=False)
 
 
@@ -249,7 +251,7 @@ def test_without_its_exporter_the_gap_shows_and_the_counts_are_right_after_it(me
     assert before is not None
     assert after is not None
     assert after >= before
-    assert (prometheus.value(f"min_over_time(({counter} - {counter} offset 1s)[2m:1s])") or 0) >= 0
+    assert prometheus.value(f"resets({counter}[2m:1s])") == 0, "it went backwards in a graph"
 
 
 def test_all_alerts_but_the_disks_are_provoked_here(merged: Live) -> None:

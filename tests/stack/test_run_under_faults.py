@@ -38,6 +38,7 @@ def test_scaled_and_killed_while_it_runs_it_loses_and_doubles_nothing(stack: Sta
 
 
 def test_a_backup_brings_wiped_volumes_back_and_the_run_goes_on(stack: StackUnderTest, tmp_path: Path) -> None:
+    stack.operator("submit", RUN)
     before = check_totals(stack, tmp_path / "before")
     stack.operate("backup", "--to", str(tmp_path / "backups"))
     (saved,) = (tmp_path / "backups").iterdir()
