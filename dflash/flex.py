@@ -16,8 +16,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from dflash.errors import DflashError
 from dflash.mask import is_visible_by_index
 from dflash.model import Attend, KeysValues
 from dflash.pack import Pack
@@ -164,7 +166,23 @@ def plain_flex_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Bl
 def compiled_flex_attention() -> FlexAttention:
     """Flex attention, compiled for each size that it meets; a size too many is an error and never computed plainly."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_SIZES)
-    return torch.compile(plain_flex_attention, dynamic=False, fullgraph=True)
+    return told_in_a_line(torch.compile(plain_flex_attention, dynamic=False, fullgraph=True))
+
+
+def told_in_a_line(compiled: FlexAttention) -> FlexAttention:
+    """Return `compiled`, whose failure to compile for a size that comes late is the user's to act on."""
+
+    def attention(queries: Tensor, keys: Tensor, values: Tensor, mask: BlockMask) -> Tensor:
+        try:
+            return compiled(queries, keys, values, mask)
+        except TorchDynamoException as error:
+            size = f"{queries.shape[2]} rows and {keys.shape[2]} keys"
+            reason = " ".join(str(error).split())[:200]
+            raise DflashError(
+                f"flex attention does not compile for {size} ({reason}): set attention: sdpa, and train on"
+            ) from error
+
+    return attention
 
 
 def _ordered(tiles: NDArray[np.bool_]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.exc import InternalTorchDynamoError
 from torch._dynamo.testing import CompileCounter
 
 from dflash.attention import attention_by_prefix
@@ -23,6 +24,7 @@ from dflash.flex import (
     plain_flex_attention,
     tile_lists,
     tiled_mask,
+    told_in_a_line,
 )
 from dflash.initialize import initialize
 from dflash.mask import block_mask
@@ -209,3 +211,13 @@ def test_where_flex_attention_does_not_work_sdpa_takes_its_place(llama_folder: P
 def test_flex_attention_is_refused_where_it_cannot_train() -> None:
     with pytest.raises(ValueError, match="attention: flex trains on CUDA devices only, not on cpu: use auto or sdpa"):
         config(attention="flex")
+
+
+def test_a_size_that_does_not_compile_ends_the_run_with_what_to_do() -> None:
+    def compiled(*_tensors: object) -> Tensor:
+        raise InternalTorchDynamoError("no kernel\nfor this size")
+
+    pack = random_pack(0)
+    attend = attention_by_tiles(pack, 4, told_in_a_line(compiled))
+    with pytest.raises(DflashError, match=r"\d+ rows and \d+ keys \(no kernel for this size\): set attention: sdpa"):
+        attended(attend, operands(pack, 4))
