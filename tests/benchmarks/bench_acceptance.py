@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tests.benchmarks.comparison import ROOT, Setting, make_job, measure, prepare, run_trainer
+from tests.benchmarks.comparison import add_arguments, make_job, measure, prepare, run_trainer, setting_of
 
 SCRIPTS = {"ours": "ours.py", "SpecForge": "specforge.py"}
 
@@ -25,20 +25,7 @@ SCRIPTS = {"ours": "ours.py", "SpecForge": "specforge.py"}
 def main() -> None:
     arguments = _arguments()
     torch.set_num_threads(1)
-    setting = Setting(
-        target=arguments.target,
-        dataset=arguments.dataset,
-        held_out=arguments.held_out,
-        output=arguments.output,
-        cpu_seconds=arguments.cpu_seconds,
-        snapshots=arguments.snapshots,
-        prompts_of_each_source=arguments.prompts,
-        max_new_tokens=arguments.max_new_tokens,
-        max_length=arguments.max_length,
-        anchors=16,
-        learning_rate=arguments.learning_rate,
-        with_final=False,
-    )
+    setting = setting_of(arguments, arguments.dataset, arguments.snapshots, anchors=16, with_final=False)
     dataset, target, cases = prepare(setting)
     runs = arguments.measure or arguments.output / time.strftime("runs-%Y%m%d-%H%M%S")
     if arguments.measure is None:
@@ -62,16 +49,8 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--target", type=Path, default=ROOT / "var/models/SmolLM2-135M-Instruct")
-    parser.add_argument("--dataset", type=Path, required=True, help="samples of the target's own answers")
-    parser.add_argument("--held-out", type=Path, required=True, help="JSONL: prompt_id, source, input_ids")
-    parser.add_argument("--output", type=Path, default=ROOT / "var/bench-acceptance")
-    parser.add_argument("--cpu-seconds", type=float, default=720.0, help="training of each")
+    add_arguments(parser, "bench-acceptance", cpu_seconds=720.0)
     parser.add_argument("--snapshots", type=int, default=5)
-    parser.add_argument("--prompts", type=int, default=4, help="held-out prompts of each source")
-    parser.add_argument("--max-new-tokens", type=int, default=64, help="of the target's answer to one")
-    parser.add_argument("--max-length", type=int, default=416, help="tokens of a sample")
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--measure", type=Path, metavar="RUNS", help="only measure what was trained into this folder")
     return parser.parse_args()
 

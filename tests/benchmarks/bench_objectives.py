@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from datasets import load_from_disk
 
-from tests.benchmarks.comparison import ROOT, Setting, make_job, measure, prepare, run_trainer
+from tests.benchmarks.comparison import add_arguments, make_job, measure, prepare, run_trainer, setting_of
 
 OBJECTIVES: dict[str, dict[str, float]] = {
     "ce": {"ce": 1.0},
@@ -35,21 +35,9 @@ OBJECTIVES: dict[str, dict[str, float]] = {
 def main() -> None:
     arguments = _arguments()
     torch.set_num_threads(1)
-    setting = Setting(
-        target=arguments.target,
-        dataset=first_samples(arguments.dataset, arguments.samples, arguments.output),
-        held_out=arguments.held_out,
-        output=arguments.output,
-        cpu_seconds=arguments.cpu_seconds,
-        snapshots=1,
-        prompts_of_each_source=arguments.prompts,
-        max_new_tokens=arguments.max_new_tokens,
-        max_length=arguments.max_length,
-        # Fewer than a long run would have: more steps, and more progress, in a short one.
-        anchors=8,
-        learning_rate=arguments.learning_rate,
-        with_final=True,
-    )
+    samples = first_samples(arguments.dataset, arguments.samples, arguments.output)
+    # Fewer anchors than a long run would have: more steps, and more progress, in a short one.
+    setting = setting_of(arguments, samples, snapshots=1, anchors=8, with_final=True)
     dataset, target, cases = prepare(setting)
     runs = arguments.output / "runs"
     found: dict[str, list[dict[str, Any]]] = {}
@@ -76,18 +64,10 @@ def first_samples(dataset: Path, count: int, output: Path) -> Path:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--target", type=Path, default=ROOT / "var/models/SmolLM2-135M-Instruct")
-    parser.add_argument("--dataset", type=Path, required=True, help="samples of the target's own answers")
-    parser.add_argument("--held-out", type=Path, required=True, help="JSONL: prompt_id, source, input_ids")
-    parser.add_argument("--output", type=Path, default=ROOT / "var/bench-objectives")
+    add_arguments(parser, "bench-objectives", cpu_seconds=110.0)
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1], help="of the order of the data and the anchors")
     parser.add_argument("--samples", type=int, default=240, help="first so many of the dataset")
-    parser.add_argument("--cpu-seconds", type=float, default=110.0, help="training of each")
-    parser.add_argument("--prompts", type=int, default=4, help="held-out prompts of each source")
-    parser.add_argument("--max-new-tokens", type=int, default=64, help="of the target's answer to one")
-    parser.add_argument("--max-length", type=int, default=416, help="tokens of a sample")
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
     return parser.parse_args()
 
 

@@ -8,6 +8,7 @@ it comes, so that a measurement that was stopped goes on where it was.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -80,6 +81,37 @@ class HeldOut(NamedTuple):
     prompt: Prompt
     answer: Answer
     features: Tensor
+
+
+def add_arguments(parser: argparse.ArgumentParser, output: str, cpu_seconds: float) -> None:
+    """Add the arguments that `setting_of` reads; `output` is a folder under var/."""
+    parser.add_argument("--target", type=Path, default=ROOT / "var/models/SmolLM2-135M-Instruct")
+    parser.add_argument("--dataset", type=Path, required=True, help="samples of the target's own answers")
+    parser.add_argument("--held-out", type=Path, required=True, help="JSONL: prompt_id, source, input_ids")
+    parser.add_argument("--output", type=Path, default=ROOT / "var" / output)
+    parser.add_argument("--cpu-seconds", type=float, default=cpu_seconds, help="training of each")
+    parser.add_argument("--prompts", type=int, default=4, help="held-out prompts of each source")
+    parser.add_argument("--max-new-tokens", type=int, default=64, help="of the target's answer to one")
+    parser.add_argument("--max-length", type=int, default=416, help="tokens of a sample")
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
+
+
+def setting_of(arguments: argparse.Namespace, dataset: Path, snapshots: int, anchors: int, with_final: bool) -> Setting:
+    """Return the setting of a comparison on `dataset`."""
+    return Setting(
+        target=arguments.target,
+        dataset=dataset,
+        held_out=arguments.held_out,
+        output=arguments.output,
+        cpu_seconds=arguments.cpu_seconds,
+        snapshots=snapshots,
+        prompts_of_each_source=arguments.prompts,
+        max_new_tokens=arguments.max_new_tokens,
+        max_length=arguments.max_length,
+        anchors=anchors,
+        learning_rate=arguments.learning_rate,
+        with_final=with_final,
+    )
 
 
 def prepare(setting: Setting) -> tuple[Dataset, Target, list[HeldOut]]:
