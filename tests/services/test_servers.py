@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -20,6 +20,13 @@ from tests.services.generating import QUICK, generate_once
 
 MakeRun = Callable[..., tuple[Run, Chunk, Settings]]
 PROMPTS = [[first, first + 1, 10] for first in range(20, 44)]
+
+
+async def generate_while(
+    change: Callable[[], Coroutine[Any, Any, None]], run: Run, chunk: Chunk, settings: Settings, urls: list[str]
+) -> None:
+    """Generate a chunk while `change` runs beside it."""
+    await asyncio.gather(generate_once(run, chunk, settings, urls, QUICK), change())
 
 
 def test_a_server_that_hangs_with_good_health_is_left_out_and_its_prompts_asked_elsewhere(make_run: MakeRun) -> None:
@@ -49,10 +56,7 @@ def test_a_hung_server_that_generates_again_is_taken_up(make_run: MakeRun) -> No
             await asyncio.sleep(1.5)
             server.hanging = False
 
-        async def both() -> None:
-            await asyncio.gather(generate_once(run, chunk, settings, [server.url], QUICK), unhang())
-
-        asyncio.run(both())
+        asyncio.run(generate_while(unhang, run, chunk, settings, [server.url]))
     assert {completion.status for completion in read_completions(run.completions("s-0"))} == {"completed"}
 
 
@@ -124,10 +128,7 @@ def test_a_server_that_comes_is_taken_up_and_one_that_goes_is_left(
                 await asyncio.sleep(0.01)
             asked_before = len(first.requests)
 
-        async def both() -> None:
-            await asyncio.gather(generate_once(run, chunk, settings, ["http://servers:30000"], QUICK), move())
-
-        asyncio.run(both())
+        asyncio.run(generate_while(move, run, chunk, settings, ["http://servers:30000"]))
     assert len(first.requests) == asked_before, "a server that is gone was asked again while its last answer came"
     assert len(first.requests) + len(second.requests) == len(PROMPTS)
     # What was in flight when it went was awaited.
@@ -144,10 +145,7 @@ def test_a_server_that_hangs_and_goes_gives_its_prompts_back(make_run: MakeRun, 
                 await asyncio.sleep(0.01)
             names["http://servers:30000"] = [second.url]
 
-        async def both() -> None:
-            await asyncio.gather(generate_once(run, chunk, settings, ["http://servers:30000"], QUICK), move())
-
-        asyncio.run(both())
+        asyncio.run(generate_while(move, run, chunk, settings, ["http://servers:30000"]))
     assert {completion.server for completion in read_completions(run.completions("s-0"))} == {second.url}
 
 
