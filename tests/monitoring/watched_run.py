@@ -28,13 +28,12 @@ from services.stack.demo.processes import free_port
 from tests.monitoring.live import ROOT, LiveStack, answers, live_stack, wait_until
 from tests.monitoring.pictures import draw
 from tests.monitoring.prometheus import Prometheus
+from tests.monitoring.written_cards import DASHBOARD as WITH_CARDS
 
 RUN = "watched"
 PROMPTS_A_SOURCE, ANSWER_TOKENS, STEPS = 48, 48, 120
 SECONDS = 1800.0
 WHILE_GENERATING = ("dflash-generation",)
-# Drawn with cards by written_cards.py.
-WITH_CARDS = ("dflash-memory",)
 # Panels that such a run leaves empty, and why.
 EMPTY = {
     "dflash 2 Generation: Failures by reason": "nothing failed",
@@ -84,7 +83,7 @@ def watch(stack: LiveStack, pictures: Path) -> tuple[Shown, Shown, Shown]:
     _stage(stack, "merge", RUN)
     training = _begin(stack, "train", RUN)
     _wait_while(training, lambda: _steps_made(prometheus) > STEPS * 0.8)
-    trained = look(*(board.uid for board in DASHBOARDS if board.uid not in WHILE_GENERATING + WITH_CARDS))
+    trained = look(*(board.uid for board in DASHBOARDS if board.uid not in (*WHILE_GENERATING, WITH_CARDS)))
     _end(training, "train")
     _stage(stack, "evaluate", RUN)
     wait_until(lambda: prometheus.value("count(dflash_evaluation_acceptance_length)") is not None, 60, "not scraped")

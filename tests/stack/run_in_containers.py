@@ -18,11 +18,11 @@ CHUNKS = SOURCES * QUOTA // CHUNK_SIZE
 PROMPTS = SOURCES * QUOTA
 COUNT = f"""
 from pathlib import Path
-from services.ledger import GenerateCounter
+from services.ledger import count_generated, total
 from services.runs import Run
 
-counts = GenerateCounter(Run(Path("/runs/{RUN}"))).count().values()
-print(sum(one.finished + one.in_journal for one in counts))
+counts = total(count_generated(Run(Path("/runs/{RUN}"))).values())
+print(counts.finished + counts.in_journal)
 """
 
 
