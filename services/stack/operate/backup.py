@@ -91,7 +91,8 @@ def restore(project: Project, folder: Path, replace: bool, console: Console) -> 
         raise UserError(f"there are runs: {names}; --replace removes them first")
     needed, free = archive.stat().st_size, sum(int(part) for part in _in_operator(project, ROOM).split())
     if needed > free:
-        raise UserError(f"{folder}: its runs are {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free in the volume")
+        sizes = f"its runs are {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free in the volume"
+        raise UserError(f"{folder}: {sizes}; make room on the engine's disk")
     compose(project, "down")
     _in_operator(project, EMPTY)
     with archive.open("rb") as content:

@@ -18,7 +18,7 @@ Engine = Callable[[str], Path]
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """A `docker` that answers as the lines of a shell `case` say, by what it was asked; returns the file of its calls."""
+    """A `docker` that answers as the lines of a shell `case` say, by its arguments; returns the file of its calls."""
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
 
