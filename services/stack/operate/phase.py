@@ -39,7 +39,7 @@ def go_to_phase(project: Project, wanted: Phase, console: Console) -> None:
         ours = [one for one in alive(project, leaving + entering) if not one.one_off]
         if others := holding(project, leaving, ours):
             raise UserError(f"phase {wanted}: {'; '.join(others)}; end it first. Nothing was changed")
-        before = scales([one for one in ours if one.service in leaving])
+        before = scales(ours)
         profiles = read_variables(project.env_file).get("COMPOSE_PROFILES")
         try:
             for container in stop(project, leaving):
@@ -52,7 +52,8 @@ def go_to_phase(project: Project, wanted: Phase, console: Console) -> None:
             raise UserError(
                 f"phase {wanted}: {error or 'interrupted'}; {_go_back(project, entering, before)}"
             ) from error
-        stopped = f"stopped {', '.join(before)}; " if before else ""
+        left = [name for name in before if name in leaving]
+        stopped = f"stopped {', '.join(left)}; " if left else ""
         console.print(f"phase {wanted}: {stopped}{', '.join(entering) + ' healthy' if entering else 'nothing runs'}")
 
 
@@ -144,8 +145,8 @@ def _remember(project: Project, wanted: Phase) -> Project:
 
 def _go_back(project: Project, entering: list[str], before: dict[str, int]) -> str:
     try:
-        stop(project, entering)
-        start(project, before)
+        stop(project, [name for name in entering if name not in before])
+        start(project, before, kept=True)
     except UserError as error:
         return f"going back failed too: {error}"
     return f"{', '.join(before)} up again" if before else "nothing runs, as before"
