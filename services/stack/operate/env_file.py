@@ -7,11 +7,12 @@ from services.errors import UserError
 from services.runs import replace_text
 
 ASSIGNED = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)=(.*)$")
+QUOTED = re.compile(r"""(['"])(.*?)\1""")
 OFFERED = re.compile(r"^#\s?([A-Z_][A-Z0-9_]*)=(.*)$")
 
 
 def read_variables(path: Path) -> dict[str, str]:
-    """The variables that a file sets, as they are written.
+    """The variables that a file sets, without quotes and what is said behind them, as Compose reads them.
 
     Raises:
         UserError: the file cannot be read.
@@ -44,7 +45,13 @@ def write_lines(path: Path, lines: list[str]) -> None:
 
 def _variables(path: Path, pattern: re.Pattern[str]) -> dict[str, str]:
     matches = (pattern.match(line) for line in _lines(path))
-    return {match[1]: match[2] for match in matches if match}
+    return {match[1]: _value(match[2]) for match in matches if match}
+
+
+def _value(written: str) -> str:
+    written = written.strip()
+    quoted = QUOTED.match(written)
+    return quoted[2] if quoted else re.split(r"\s#", written)[0].rstrip()
 
 
 def _lines(path: Path) -> list[str]:

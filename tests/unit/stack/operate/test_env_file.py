@@ -28,6 +28,13 @@ def test_what_is_set_and_what_is_offered(tmp_path: Path) -> None:
     assert offered_variables(path) == {"MODEL_DIR": "", "URL": "a=b", "PRODUCERS": "1"}
 
 
+def test_values_are_read_as_compose_reads_them(tmp_path: Path) -> None:
+    path = tmp_path / ".env"
+    path.write_text("A='x # y'\nB=\"monitoring,train\"  # what is up\nC=monitoring # what is up\nD=a#b \nE=#none\n")
+    expected = {"A": "x # y", "B": "monitoring,train", "C": "monitoring", "D": "a#b", "E": "#none"}
+    assert read_variables(path) == expected
+
+
 def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"copy \.env\.example"):
         read_variables(tmp_path / ".env")
