@@ -17,12 +17,8 @@ def read_variables(path: Path) -> dict[str, str]:
     Raises:
         UserError: the file cannot be read.
     """
-    return _variables(path, ASSIGNED)
-
-
-def offered_variables(path: Path) -> dict[str, str]:
-    """The variables that a file sets, and those that it has as a comment for whoever wants them."""
-    return _variables(path, OFFERED) | _variables(path, ASSIGNED)
+    matches = (ASSIGNED.match(line) for line in _lines(path))
+    return {match[1]: _value(match[2]) for match in matches if match}
 
 
 def set_variable(path: Path, name: str, value: str | None) -> None:
@@ -41,11 +37,6 @@ def write_lines(path: Path, lines: list[str]) -> None:
     mode = path.stat().st_mode
     replace_text(path, "".join(f"{line}\n" for line in lines))
     path.chmod(mode)
-
-
-def _variables(path: Path, pattern: re.Pattern[str]) -> dict[str, str]:
-    matches = (pattern.match(line) for line in _lines(path))
-    return {match[1]: _value(match[2]) for match in matches if match}
 
 
 def _value(written: str) -> str:

@@ -12,7 +12,7 @@ from services.errors import UserError
 from services.stack.operate import images, releases
 from services.stack.operate.engine import Container, inspect_image, processes
 from services.stack.operate.env_file import read_variables, set_variable
-from services.stack.operate.gpus import Card, not_free, older_than_needed, read_cards, read_holders
+from services.stack.operate.gpus import Card, missing_cards, not_free, older_than_needed, read_cards, read_holders
 from services.stack.operate.project import SIDES, Project, alive, open_project, scales, start, stop
 from services.stack.operate.swap import set_kernels_key, settle
 
@@ -106,11 +106,10 @@ def _check_cards(project: Project, services: list[str]) -> None:
     if not project.uses_gpus or not services:
         return
     cards = _cards_or_none()
-    there = {card.index for card in cards}
-    if missing := sorted(wanted - there, key=int):
+    if missing := missing_cards(wanted, cards):
         raise UserError(
-            f"card {', '.join(missing)} is not in this machine, which has {len(there)}; "
-            f"`dflash-stack render --gpus {len(there)} --output compose.yaml` writes the stack for those"
+            f"card {', '.join(missing)} is not in this machine, which has {len(cards)}; "
+            f"`dflash-stack render --gpus {len(cards)} --output compose.yaml` writes the stack for those"
         )
     names = (str(project.services[service]["image"]) for service in services if project.cards(service) != [])
     if needed := older_than_needed(cards[0].driver, images.variants(names)):
