@@ -132,7 +132,7 @@ def _change(
     console.print(f"{role}: {before.reference} ({before.short}) -> {after.reference} ({after.short})")
     console.print(f"  {', '.join(changes) or 'the same versions'}")
     # On a card, a process for measuring must not stand beside one that trains or serves.
-    early = not cards_taken(project)
+    early = not (project.takes_cards(role) and cards_taken(project))
     if limits and early:
         _check_budget(project, role, before, after, limits, console)
     up = scales(alive(project, project.of_role(role)))
@@ -175,11 +175,9 @@ def _check_budget(
 
 
 def _check_cards_are_ours(project: Project, role: Role) -> None:
-    if not project.uses_gpus:
-        return
     ours = project.of_role(role)
     others = [name for side in SIDES for name in project.of_side(side) if not set(ours) & set(project.of_side(side))]
-    if any(project.cards(name) != [] for name in ours) and (holding := alive(project, others)):
+    if project.takes_cards(role) and (holding := alive(project, others)):
         raise UserError(f"{role}: the cards are in use by {holding[0].name}; first `dflash-stack phase idle`")
 
 
