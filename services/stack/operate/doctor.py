@@ -64,7 +64,7 @@ def examine(folder: Path, env_file: Path) -> Iterator[Check]:
     yield from check_ports(services, {one.service for one in containers(project.name) if one.alive})
     yield from check_files(project)
     yield from check_secrets(project)
-    yield from _check_images(services)
+    yield from check_images(services)
 
 
 def check_engine() -> Iterator[Check]:
@@ -258,11 +258,14 @@ def _check_secret(path: Path) -> Iterator[Check]:
         yield Check("secrets", "wrong", f"{path} cannot be read in the containers", f"chmod 444 {path}")
 
 
-def _check_images(services: Mapping[str, Any]) -> Iterator[Check]:
+def check_images(services: Mapping[str, Any]) -> Iterator[Check]:
+    """The images: ours have to be built or loaded, others are pulled by Compose."""
     for name in sorted({str(service["image"]) for service in services.values()}):
-        if inspect_image(name) is None:
-            remedy = "make build" if name.startswith("dflash-stack/") else f"docker pull {name}"
-            yield Check("image", "wrong", f"{name} is not here", remedy)
+        if inspect_image(name) is None and name.startswith("dflash-stack/"):
+            yield Check("image", "wrong", f"{name} is not here", "make build")
+        elif inspect_image(name) is None:
+            remedy = "it is pulled when it is needed; without a registry: docker load"
+            yield Check("image", "warning", f"{name} is not here", remedy)
         else:
             yield Check("image", "ok", name)
 

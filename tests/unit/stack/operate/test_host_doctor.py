@@ -16,6 +16,7 @@ from services.stack.operate.doctor import (
     check_disk,
     check_engine,
     check_files,
+    check_images,
     check_memory,
     check_ports,
     check_secrets,
@@ -205,3 +206,15 @@ def test_a_password_that_was_changed_in_one_of_its_two_files_is_told(project: Pr
 def test_a_token_that_the_containers_cannot_read_is_told(project: Project) -> None:
     (project.folder / "secrets" / "hf_token").chmod(0o400)
     assert wrong(check_secrets(project))["secrets"].remedy == f"chmod 444 {project.folder / 'secrets' / 'hf_token'}"
+
+
+def test_an_image_of_others_that_is_not_here_is_fetched_and_one_of_ours_has_to_be_built(docker: Path) -> None:
+    script = docker.with_name("bin") / "docker"
+    script.write_text("#!/bin/sh\necho 'Error: No such image' >&2; exit 1\n")
+    services = {"redis": {"image": "redis:8"}, "producer": {"image": "dflash-stack/producer:cpu-dev"}}
+    ours, others = check_images(services)
+    assert (ours.state, ours.remedy) == ("wrong", "make build")
+    assert (others.state, others.remedy) == (
+        "warning",
+        "it is pulled when it is needed; without a registry: docker load",
+    )
