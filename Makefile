@@ -13,7 +13,7 @@ UNPINNED := SGLANG_IMAGE= PRODUCER_IMAGE= TOKENIZER_IMAGE= TRAINER_IMAGE=
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: envs ## Run the whole way on this machine's CPU: prompts to a measured drafter

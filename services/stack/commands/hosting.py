@@ -168,7 +168,7 @@ def restore(
 def secrets(
     folder: Annotated[Path, typer.Option(help="folder to make, SECRETS_DIR in .env")] = Path("secrets"),
 ) -> None:
-    """Make the files of secrets that are missing: a random password for Redis, an empty token of the hub."""
+    """Make the secrets that are missing: random passwords for Redis and Grafana, an empty token of the hub."""
     from services.stack.operate.secret_folder import make_secrets
 
     made = make_secrets(folder)
@@ -177,7 +177,7 @@ def secrets(
 
 def upgrade(
     to: Annotated[
-        str | None, typer.Argument(metavar="[VERSION]", help="tag, branch or commit; default: newest tag")
+        str | None, typer.Argument(metavar="[VERSION]", help="tag, branch or commit; default: newest version")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="change nothing; tell what would change")] = False,
     folder: Folder = HERE,

@@ -19,7 +19,7 @@ from services.stack.operate.project import ROLES, Project, alive, command, compo
 
 ARCHIVE = "runs.tar"
 MANIFEST = "manifest.json"
-KEPT = (".env", "releases.jsonl")
+ENV, RELEASES = ".env", "releases.jsonl"
 # Each result is listed before what it was made from: whatever is published while this goes on, no sample is in the copy
 # without its completion. The hub's cache and half-written files are left out.
 LIST_FILES = """
@@ -30,11 +30,16 @@ done
 find . -mindepth 1 -maxdepth 2 -not -path './.huggingface*' ! -name '.*.tmp' -print0
 true
 """
-CREATE = f"({LIST_FILES}) | tar --create --directory=/runs --no-recursion --null --verbatim-files-from --files-from=-"
+# tar's status 1: a file changed or went away while it read, which published files never do. Taken for 0 in there, since
+# 1 is also how Compose ends when the engine has gone away.
+CREATE = (
+    f"({LIST_FILES}) | tar --create --directory=/runs --no-recursion --null --verbatim-files-from --files-from=-"
+    " || [ $? -eq 1 ]"
+)
 EXTRACT = "tar --extract --directory=/runs"
 EMPTY = "find /runs -mindepth 1 -delete"
-# tar's status when a file changed or went away while it read; published files never do.
-CHANGED = 1
+# Bytes that are free in the volume, and bytes that its runs take.
+ROOM = "df --output=avail --block-size=1 /runs | tail --lines=1; du --summarize --block-size=1 /runs | cut --fields=1"
 
 
 def back_up(project: Project, to: Path, console: Console) -> Path:
@@ -54,9 +59,9 @@ def back_up(project: Project, to: Path, console: Console) -> Path:
     def fill(new: Path) -> None:
         with (new / ARCHIVE).open("wb") as archive:
             _stream(project, CREATE, output=archive)
-        for source in (project.env_file, project.releases):
+        for source, name in ((project.env_file, ENV), (project.releases, RELEASES)):
             if source.is_file():
-                shutil.copy2(source, new / KEPT[source == project.releases])
+                shutil.copy2(source, new / name)
         size = (new / ARCHIVE).stat().st_size
         replace_json(new / MANIFEST, {"project": project.name, "bytes": size, "sha256": _digest(new / ARCHIVE)})
 
@@ -66,10 +71,11 @@ def back_up(project: Project, to: Path, console: Console) -> Path:
 
 
 def restore(project: Project, folder: Path, replace: bool, console: Console) -> None:
-    """Put a copy's runs in place, and their queues; .env and releases.jsonl only where there is none.
+    """Put a copy's runs in place, and their queues; releases.jsonl only where there is none.
 
     Raises:
-        UserError: the copy is damaged, the stack is up, or there are runs and `replace` is not given.
+        UserError: the copy is damaged, the stack is up, there are runs and `replace` is not given, or the volume has
+            no room for the copy's. Nothing was removed.
     """
     archive, manifest = folder / ARCHIVE, folder / MANIFEST
     if not manifest.is_file():
@@ -83,14 +89,16 @@ def restore(project: Project, folder: Path, replace: bool, console: Console) -> 
     if there and not replace:
         names = ", ".join(Path(path).parent.name for path in there)
         raise UserError(f"there are runs: {names}; --replace removes them first")
+    needed, free = archive.stat().st_size, sum(int(part) for part in _in_operator(project, ROOM).split())
+    if needed > free:
+        sizes = f"its runs are {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free in the volume"
+        raise UserError(f"{folder}: {sizes}; make room on the engine's disk")
     compose(project, "down")
     _in_operator(project, EMPTY)
     with archive.open("rb") as content:
         _stream(project, EXTRACT, source=content)
-    for source, target in zip(KEPT, (project.env_file, project.releases), strict=True):
-        if (folder / source).is_file() and not target.exists():
-            target.parent.mkdir(exist_ok=True)
-            shutil.copy2(folder / source, target)
+    if (folder / RELEASES).is_file() and not project.releases.exists():
+        shutil.copy2(folder / RELEASES, project.releases)
     _make_queues_anew(project, console)
 
 
@@ -122,10 +130,9 @@ def _stream(project: Project, script: str, source: IO[bytes] | None = None, outp
         stderr=subprocess.PIPE,
         check=False,
     )
-    if finished.returncode not in {0, CHANGED if output else 0}:
-        raise UserError(
-            f"{script.split()[0]} of the runs failed: {last_line(finished.stderr.decode(errors='replace'))}"
-        )
+    if finished.returncode != 0:
+        doing = "reading the runs" if output else "writing the runs"
+        raise UserError(f"{doing} failed: {last_line(finished.stderr.decode(errors='replace'))}")
 
 
 def _digest(path: Path) -> str:

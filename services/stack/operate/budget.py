@@ -21,6 +21,8 @@ from services.stack.operate.releases import Release
 
 # Bytes by stage, by what holds them: "resident" or "card N".
 Budget = Mapping[str, Mapping[str, int]]
+# The stage at which a process has opened a context on every card.
+OPENED = "context"
 MODULES: dict[Role, str] = {
     "trainer": "torch,dflash.train",
     "sglang": "torch,sglang.srt.server_args",
@@ -33,7 +35,7 @@ def measure(release: Release, role: Role, gpus: bool, model: Path | None = None)
     """Measure a new process of an image, on every card when `gpus`.
 
     Raises:
-        UserError: the process failed; its own last line is told.
+        UserError: the process failed, with its own last line; or the driver does not tell what it holds.
     """
     name = f"dflash-footprint-{uuid.uuid4().hex[:8]}"
     command = ["docker", "run", "--interactive", "--rm", "--name", name, "--network", "none", "--read-only"]
@@ -53,14 +55,20 @@ def measure(release: Release, role: Role, gpus: bool, model: Path | None = None)
             raise
         errors.seek(0)
         if status != 0:
-            raise UserError(f"image {release.reference}: its process for measuring failed: {last_line(errors.read())}")
+            said = last_line(errors.read()) or f"status {status}"
+            raise UserError(f"image {release.reference}: its process for measuring failed: {said}")
     return budget
 
 
 def over(before: Budget, after: Budget, margin: int) -> list[str]:
-    """A line for each stage at which `after` holds over `margin` bytes more: on the cards, or resident without."""
+    """A line for each stage at which `after` holds over `margin` bytes more: on the cards, or resident without.
+
+    So has a card for which there is nothing to compare with.
+    """
     cards = sorted(name for name in after if name.startswith("card"))
-    return [
+    unknown = [card for card in cards if card not in before]
+    lines = [f"{card}: nothing is recorded of the image in use, run `budget measure`" for card in unknown]
+    return lines + [
         f"{holder} {stage}: {held / 1e6:,.0f} MB, {(held - before[holder][stage]) / 1e6:,.0f} MB more"
         for holder in cards or ["resident"]
         for stage, held in after[holder].items()
@@ -87,8 +95,20 @@ def _follow(process: subprocess.Popen[str], name: str, gpus: bool) -> Budget:
         budget["resident"][told["stage"]] = told["resident"]
         for card, held in (_on_cards(name) if gpus else {}).items():
             budget.setdefault(f"card {card}", {})[told["stage"]] = held
+        if gpus and told["stage"] == OPENED:
+            _check_told(budget, name)
         _go_on(process.stdin)
     return budget
+
+
+def _check_told(budget: Budget, name: str) -> None:
+    """With a context open on every card, a process holds memory there: nothing means that the driver does not say."""
+    if not any(stages[OPENED] for holder, stages in budget.items() if holder != "resident"):
+        container = container_named(name)
+        raise UserError(
+            f"nvidia-smi names no memory of pid {container.pid if container else 0} on any card, and its contexts are "
+            "open; measure as root on the host itself, with `nvidia-smi` showing processes"
+        )
 
 
 def _go_on(pipe: IO[str]) -> None:

@@ -14,17 +14,19 @@ from services.secret_files import read_secret
 from services.settings import load_settings
 from services.stack.operate.engine import attempt, containers, docker, inspect_image, last_line
 from services.stack.operate.env_file import read_variables
-from services.stack.operate.gpus import IDLE_BYTES, older_than_needed, read_cards, read_holders
+from services.stack.operate.gpus import IDLE_BYTES, missing_cards, older_than_needed, read_cards, read_holders
 from services.stack.operate.images import variants
 from services.stack.operate.project import SIDES, Project, open_project
-from services.stack.operate.secret_folder import GRAFANA, NAMES, REDIS
+from services.stack.operate.secret_folder import EXPORTER, GRAFANA, NAMES, REDIS
 
 State = Literal["ok", "warning", "wrong"]
-OLDEST_ENGINE = (24, 0)
+# The first that knows a health check's start_interval.
+OLDEST_ENGINE = (25, 0)
 OLDEST_COMPOSE = (2, 24)
 FREE_BYTES_WRONG = 5 * 10**9
 FREE_BYTES_WARNING = 50 * 10**9
 READABLE_BY_ALL = 0o4
+OPEN_TO_ALL = 0o5
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def examine(folder: Path, env_file: Path) -> Iterator[Check]:
     project = open_project(folder, env_file)
     if project.uses_gpus:
         yield from _or_wrong("driver", lambda: check_cards(project))
-        yield _check_toolkit()
+        yield check_toolkit()
     wanted = set(read_variables(project.env_file).get("COMPOSE_PROFILES", "").split(",")) | set(SIDES)
     services = {name: one for name, one in project.services.items() if wanted.intersection(one.get("profiles", SIDES))}
     yield check_disk(Path(docker("info", "--format", "{{.DockerRootDir}}").strip()))
@@ -62,7 +64,7 @@ def examine(folder: Path, env_file: Path) -> Iterator[Check]:
     yield from check_ports(services, {one.service for one in containers(project.name) if one.alive})
     yield from check_files(project)
     yield from check_secrets(project)
-    yield from _check_images(services)
+    yield from check_images(services)
 
 
 def check_engine() -> Iterator[Check]:
@@ -97,10 +99,9 @@ def check_cards(project: Project) -> Iterator[Check]:
         return
     yield _check_driver(project, cards[0].driver)
     asked = {card for name in project.services for card in project.cards(name) or []}
-    there = {card.index for card in cards}
-    if missing := sorted(asked - there, key=int):
-        remedy = f"dflash-stack render --gpus {len(there)} --output compose.yaml"
-        yield Check("GPUs", "wrong", f"{len(there)} cards, and {', '.join(missing)} is configured too", remedy)
+    if missing := missing_cards(asked, cards):
+        remedy = f"dflash-stack render --gpus {len(cards)} --output compose.yaml"
+        yield Check("GPUs", "wrong", f"{len(cards)} cards, and {', '.join(missing)} is configured too", remedy)
     else:
         yield Check("GPUs", "ok", f"{len(cards)} x {cards[0].name}, {cards[0].total / 2**30:,.0f} GiB each")
     ours = {container.name for container in containers(project.name)}
@@ -118,9 +119,11 @@ def _check_driver(project: Project, driver: str) -> Check:
     return Check("driver", "ok", driver)
 
 
-def _check_toolkit() -> Check:
-    runtimes = docker("info", "--format", "{{json .Runtimes}} {{json .CDISpecDirs}}")
-    if "nvidia" in runtimes or any(Path(folder).glob("nvidia*") for folder in ("/etc/cdi", "/var/run/cdi")):
+def check_toolkit() -> Check:
+    """NVIDIA's container toolkit: as a runtime of the engine, as the hook that it looks for, or by CDI."""
+    runtime = "nvidia" in docker("info", "--format", "{{json .Runtimes}}")
+    hook = shutil.which("nvidia-container-runtime-hook") is not None
+    if runtime or hook or any(any(Path(folder).glob("nvidia*")) for folder in ("/etc/cdi", "/var/run/cdi")):
         return Check("toolkit", "ok", "the engine knows NVIDIA's container runtime")
     remedy = "install nvidia-container-toolkit, then nvidia-ctk runtime configure --runtime=docker"
     return Check("toolkit", "wrong", "the engine has no NVIDIA runtime", remedy)
@@ -179,30 +182,44 @@ def _is_taken(address: str, port: int) -> bool:
 
 
 def check_files(project: Project) -> Iterator[Check]:
-    """The files that .env names."""
-    variables = read_variables(project.env_file)
-    model = _path(project, variables.get("MODEL_DIR", ""))
+    """The files that .env names, as containers mount them and as their users can read them."""
+    mounted = _mounted(project)
+    yield _check_model(mounted["/model"])
+    data = mounted["/data"]
+    if not data.is_dir():
+        yield Check("data", "wrong", f"{data} is no folder", "set DATA_DIR to the folder of prompts and corpus")
+    elif data.stat().st_mode & OPEN_TO_ALL != OPEN_TO_ALL:
+        yield Check("data", "wrong", f"{data} is for its owner only", f"chmod -R a+rX {data}")
+    else:
+        yield Check("data", "ok", str(data))
+    yield from _or_wrong("config", lambda: _check_config(project, mounted["/config/config.yaml"]))
+
+
+def _check_model(model: Path) -> Check:
     lacking = [name for name in ("config.json", "tokenizer.json") if not (model / name).is_file()]
     if not any(model.glob("*.safetensors")):
         lacking.append("*.safetensors")
     if lacking:
-        yield Check("model", "wrong", f"{model} has no {', '.join(lacking)}", "set MODEL_DIR to the model's folder")
-    elif unreadable := [path.name for path in model.iterdir() if not path.stat().st_mode & READABLE_BY_ALL]:
-        yield Check("model", "wrong", f"{model}: {unreadable[0]} is for its owner only", f"chmod -R a+rX {model}")
-    else:
-        yield Check("model", "ok", str(model))
-    data = _path(project, variables.get("DATA_DIR", ""))
-    if data.is_dir():
-        yield Check("data", "ok", str(data))
-    else:
-        yield Check("data", "wrong", f"{data} is no folder", "set DATA_DIR to the folder of prompts and corpus")
-    yield from _or_wrong("config", lambda: _check_config(project, variables))
+        return Check("model", "wrong", f"{model} has no {', '.join(lacking)}", "set MODEL_DIR to the model's folder")
+    for path in sorted(model.iterdir()):
+        if not path.resolve().is_relative_to(model.resolve()):
+            # As the hub's cache has them: only this folder is mounted.
+            what = f"{path} is a link out of the folder, and ends nowhere in a container"
+            remedy = f"cp --recursive --dereference {model} ELSEWHERE, and set MODEL_DIR to that"
+            return Check("model", "wrong", what, remedy)
+    private = [path.name for path in model.iterdir() if path.exists() and not path.stat().st_mode & READABLE_BY_ALL]
+    if private or model.stat().st_mode & OPEN_TO_ALL != OPEN_TO_ALL:
+        what = f"{model}: {private[0]}" if private else str(model)
+        return Check("model", "wrong", f"{what} is for its owner only", f"chmod -R a+rX {model}")
+    return Check("model", "ok", str(model))
 
 
-def _check_config(project: Project, variables: dict[str, str]) -> Iterator[Check]:
-    path = _path(project, variables.get("CONFIG_FILE", ""))
+def _check_config(project: Project, path: Path) -> Iterator[Check]:
     settings = load_settings(path)
-    served = variables.get("SERVED_NAME", "")
+    served = read_variables(project.env_file).get("SERVED_NAME", "")
+    if not path.stat().st_mode & READABLE_BY_ALL:
+        yield Check("config", "wrong", f"{path} is for its owner only", f"chmod a+r {path}")
+        return
     if settings.target.served_name != served:
         detail = f"SERVED_NAME is {served!r}, and {path} has target.served_name {settings.target.served_name!r}"
         yield Check("config", "wrong", detail, "make them the same")
@@ -212,7 +229,7 @@ def _check_config(project: Project, variables: dict[str, str]) -> Iterator[Check
 
 def check_secrets(project: Project) -> Iterator[Check]:
     """The folder of secrets: there, closed to others, and nothing in it a placeholder."""
-    folder = _path(project, read_variables(project.env_file).get("SECRETS_DIR", "secrets"))
+    folder = project.secrets["redis_password"].parent
     if not folder.is_dir():
         yield Check("secrets", "wrong", f"there is no folder {folder}", "dflash-stack secrets")
         return
@@ -222,25 +239,33 @@ def check_secrets(project: Project) -> Iterator[Check]:
     missing = [name for name in NAMES if not (folder / name).is_file()]
     if missing:
         yield Check("secrets", "wrong", f"{folder} has no {', '.join(missing)}", "dflash-stack secrets")
-    for name in (REDIS, GRAFANA):
+    for name in NAMES:
         if name not in missing:
             yield from _or_wrong("secrets", partial(_check_secret, folder / name))
 
 
 def _check_secret(path: Path) -> Iterator[Check]:
-    read_secret(path)
-    if path.stat().st_mode & READABLE_BY_ALL:
+    if path.name in {REDIS, GRAFANA}:
+        read_secret(path)
+    password = path.with_name(REDIS)
+    if path.name == EXPORTER and password.is_file() and password.read_text().strip() not in path.read_text():
+        remedy = f"rm -f {path}; dflash-stack secrets"
+        yield Check("secrets", "wrong", f"{path} has another password than {REDIS}", remedy)
+    elif path.stat().st_mode & READABLE_BY_ALL:
         yield Check("secrets", "ok", str(path))
     else:
         # In the containers other users read it; on the host the folder keeps them out.
         yield Check("secrets", "wrong", f"{path} cannot be read in the containers", f"chmod 444 {path}")
 
 
-def _check_images(services: Mapping[str, Any]) -> Iterator[Check]:
+def check_images(services: Mapping[str, Any]) -> Iterator[Check]:
+    """The images: ours have to be built or loaded, others are pulled by Compose."""
     for name in sorted({str(service["image"]) for service in services.values()}):
-        if inspect_image(name) is None:
-            remedy = "make build" if name.startswith("dflash-stack/") else f"docker pull {name}"
-            yield Check("image", "wrong", f"{name} is not here", remedy)
+        if inspect_image(name) is None and name.startswith("dflash-stack/"):
+            yield Check("image", "wrong", f"{name} is not here", "make build")
+        elif inspect_image(name) is None:
+            remedy = "it is pulled when it is needed; without a registry: docker load"
+            yield Check("image", "warning", f"{name} is not here", remedy)
         else:
             yield Check("image", "ok", name)
 
@@ -254,5 +279,7 @@ def _or_wrong(name: str, check: Callable[[], Iterator[Check]]) -> Iterator[Check
         yield Check(name, "wrong", said, remedy)
 
 
-def _path(project: Project, value: str) -> Path:
-    return project.folder / Path(value).expanduser() if value else project.folder / "no-value-in-.env"
+def _mounted(project: Project) -> dict[str, Path]:
+    """What of this machine each target in the containers is, as Compose has read .env."""
+    volumes = [one for service in project.services.values() for one in service.get("volumes", [])]
+    return {one["target"]: Path(one["source"]) for one in volumes if one["type"] == "bind"}

@@ -7,21 +7,18 @@ from services.errors import UserError
 from services.runs import replace_text
 
 ASSIGNED = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)=(.*)$")
+QUOTED = re.compile(r"""(['"])(.*?)\1""")
 OFFERED = re.compile(r"^#\s?([A-Z_][A-Z0-9_]*)=(.*)$")
 
 
 def read_variables(path: Path) -> dict[str, str]:
-    """The variables that a file sets, as they are written.
+    """The variables that a file sets, without quotes and what is said behind them, as Compose reads them.
 
     Raises:
         UserError: the file cannot be read.
     """
-    return _variables(path, ASSIGNED)
-
-
-def offered_variables(path: Path) -> dict[str, str]:
-    """The variables that a file sets, and those that it has as a comment for whoever wants them."""
-    return _variables(path, OFFERED) | _variables(path, ASSIGNED)
+    matches = (ASSIGNED.match(line) for line in _lines(path))
+    return {match[1]: _value(match[2]) for match in matches if match}
 
 
 def set_variable(path: Path, name: str, value: str | None) -> None:
@@ -42,9 +39,10 @@ def write_lines(path: Path, lines: list[str]) -> None:
     path.chmod(mode)
 
 
-def _variables(path: Path, pattern: re.Pattern[str]) -> dict[str, str]:
-    matches = (pattern.match(line) for line in _lines(path))
-    return {match[1]: match[2] for match in matches if match}
+def _value(written: str) -> str:
+    written = written.strip()
+    quoted = QUOTED.match(written)
+    return quoted[2] if quoted else re.split(r"\s#", written)[0].rstrip()
 
 
 def _lines(path: Path) -> list[str]:

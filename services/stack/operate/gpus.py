@@ -60,6 +60,12 @@ def read_holders(cards: list[Card]) -> list[Holder]:
     return [_holder(index[row[0]], int(row[1]), _bytes(row[2])) for row in rows if row[0] in index]
 
 
+def missing_cards(asked: Iterable[str], cards: list[Card]) -> list[str]:
+    """Those of the asked cards, by index or uuid, that are not in this machine."""
+    there = {name for card in cards for name in (card.index, card.uuid)}
+    return sorted(set(asked) - there, key=lambda name: (len(name), name))
+
+
 def not_free(cards: list[Card], holders: list[Holder]) -> list[str]:
     """A line for each holder of a card, and for each card with memory in use that no process answers for."""
     lines = [str(holder) for holder in holders]

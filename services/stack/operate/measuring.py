@@ -20,7 +20,7 @@ def measure_image(project: Project, role: Role, wanted: str | None, model: Path 
     """
     image, name = images.wanted_image(project, role, wanted) if wanted else (images.in_use(project, role), "")
     release = images.describe(project, image, name or project.image(role), role)
-    _check_cards_are_free(project)
+    _check_cards_are_free(project, role)
     return measure_and_record(project, role, release, model), release
 
 
@@ -42,8 +42,8 @@ def check_image(project: Project, role: Role, wanted: str | None, margin: int, c
         raise UserError(f"image {name} is not here; `make build` builds it")
     console.print(f"recorded for {current.short}: {describe_budget(recorded)}")
     release = images.describe(project, candidate, name, role)
-    _check_cards_are_free(project)
-    found = measure(release, role, project.uses_gpus)
+    _check_cards_are_free(project, role)
+    found = measure(release, role, project.takes_cards(role))
     console.print(f"measured {name} ({candidate.short}): {describe_budget(found)}")
     if more := over(recorded, found, margin):
         raise UserError(f"{name} holds more memory than recorded: {'; '.join(more)} (margin {margin / 1e6:,.0f} MB)")
@@ -51,13 +51,13 @@ def check_image(project: Project, role: Role, wanted: str | None, margin: int, c
 
 def measure_and_record(project: Project, role: Role, release: Release, model: Path | None = None) -> Budget:
     """Measure an image and record that for its id."""
-    budget = measure(release, role, project.uses_gpus, model)
+    budget = measure(release, role, project.takes_cards(role), model)
     releases.append(project.releases, Entry(releases.now(), "measured", "measure", role, release, budget=budget))
     return budget
 
 
-def _check_cards_are_free(project: Project) -> None:
-    if cards_taken(project):
+def _check_cards_are_free(project: Project, role: Role) -> None:
+    if project.takes_cards(role) and cards_taken(project):
         raise UserError(
             "the cards are in use, and measuring would take memory from them; first `dflash-stack phase idle`"
         )

@@ -12,7 +12,7 @@ from services.errors import UserError
 from services.stack.operate import images, releases
 from services.stack.operate.engine import Container, inspect_image, processes
 from services.stack.operate.env_file import read_variables, set_variable
-from services.stack.operate.gpus import Card, not_free, older_than_needed, read_cards, read_holders
+from services.stack.operate.gpus import Card, missing_cards, not_free, older_than_needed, read_cards, read_holders
 from services.stack.operate.project import SIDES, Project, alive, open_project, scales, start, stop
 from services.stack.operate.swap import set_kernels_key, settle
 
@@ -39,7 +39,7 @@ def go_to_phase(project: Project, wanted: Phase, console: Console) -> None:
         ours = [one for one in alive(project, leaving + entering) if not one.one_off]
         if others := holding(project, leaving, ours):
             raise UserError(f"phase {wanted}: {'; '.join(others)}; end it first. Nothing was changed")
-        before = scales([one for one in ours if one.service in leaving])
+        before = scales(ours)
         profiles = read_variables(project.env_file).get("COMPOSE_PROFILES")
         try:
             for container in stop(project, leaving):
@@ -52,7 +52,8 @@ def go_to_phase(project: Project, wanted: Phase, console: Console) -> None:
             raise UserError(
                 f"phase {wanted}: {error or 'interrupted'}; {_go_back(project, entering, before)}"
             ) from error
-        stopped = f"stopped {', '.join(before)}; " if before else ""
+        left = [name for name in before if name in leaving]
+        stopped = f"stopped {', '.join(left)}; " if left else ""
         console.print(f"phase {wanted}: {stopped}{', '.join(entering) + ' healthy' if entering else 'nothing runs'}")
 
 
@@ -105,11 +106,10 @@ def _check_cards(project: Project, services: list[str]) -> None:
     if not project.uses_gpus or not services:
         return
     cards = _cards_or_none()
-    there = {card.index for card in cards}
-    if missing := sorted(wanted - there, key=int):
+    if missing := missing_cards(wanted, cards):
         raise UserError(
-            f"card {', '.join(missing)} is not in this machine, which has {len(there)}; "
-            f"`dflash-stack render --gpus {len(there)} --output compose.yaml` writes the stack for those"
+            f"card {', '.join(missing)} is not in this machine, which has {len(cards)}; "
+            f"`dflash-stack render --gpus {len(cards)} --output compose.yaml` writes the stack for those"
         )
     names = (str(project.services[service]["image"]) for service in services if project.cards(service) != [])
     if needed := older_than_needed(cards[0].driver, images.variants(names)):
@@ -144,8 +144,8 @@ def _remember(project: Project, wanted: Phase) -> Project:
 
 def _go_back(project: Project, entering: list[str], before: dict[str, int]) -> str:
     try:
-        stop(project, entering)
-        start(project, before)
+        stop(project, [name for name in entering if name not in before])
+        start(project, before, kept=True)
     except UserError as error:
         return f"going back failed too: {error}"
     return f"{', '.join(before)} up again" if before else "nothing runs, as before"

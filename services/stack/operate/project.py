@@ -61,6 +61,10 @@ class Project:
             return None
         return [str(card) for device in devices for card in device["device_ids"]]
 
+    def takes_cards(self, role: Role) -> bool:
+        """Whether services of a role ask for cards."""
+        return any(self.cards(name) != [] for name in self.of_role(role))
+
     def mounted(self, service: str) -> list[Path]:
         """What a service mounts of this machine: files, folders and secrets."""
         content = self.services[service]

@@ -78,22 +78,34 @@ def rollback(project: Project, role: Role, why: str, console: Console) -> None:
 def settle(project: Project, console: Console) -> Project:
     """Finish or undo a change that was interrupted; returns the project as it is then.
 
-    It is finished when its services run the new image and are healthy, and else undone.
+    It is finished when its services run the new image, are healthy and pass its smoke check, and else undone.
     """
     entry = releases.interrupted(releases.read_entries(project.releases))
     if entry is None:
         return project
     role = _role(entry.role)
-    running = alive(project, list(entry.scales))
-    configured = inspect_image(project.image(role))
-    arrived = configured is not None and configured.id == entry.to.image and scales(running) == dict(entry.scales)
-    # Where nothing was up, nothing has shown that the image works.
-    if arrived and running and all(one.health == "healthy" and one.image == entry.to.image for one in running):
-        _record(project, replace(entry, event="done", why=f"{entry.why}; found finished after an interruption"))
+    if _arrived(project, entry, role, console):
+        _record_done(project, replace(entry, why=f"{entry.why}; found finished after an interruption"))
         console.print(f"{role}: an interrupted {entry.action} to {entry.to.reference} had arrived")
         return project
     console.print(f"{role}: an interrupted {entry.action} to {entry.to.reference} is undone")
     return _undo(project, entry, "it was interrupted")
+
+
+def _arrived(project: Project, entry: Entry, role: Role, console: Console) -> bool:
+    running = alive(project, list(entry.scales))
+    configured = inspect_image(project.image(role))
+    # Where nothing was up, nothing has shown that the image works.
+    if not running or configured is None or configured.id != entry.to.image or scales(running) != dict(entry.scales):
+        return False
+    if any(one.health != "healthy" or one.image != entry.to.image for one in running):
+        return False
+    try:
+        _told(smoke_serving(project, role), console)
+    except UserError as error:
+        console.print(f"  {error}", markup=False)
+        return False
+    return True
 
 
 def _budget_of(project: Project, release: Release, role: Role) -> Budget:
@@ -120,7 +132,7 @@ def _change(
     console.print(f"{role}: {before.reference} ({before.short}) -> {after.reference} ({after.short})")
     console.print(f"  {', '.join(changes) or 'the same versions'}")
     # On a card, a process for measuring must not stand beside one that trains or serves.
-    early = not cards_taken(project)
+    early = not (project.takes_cards(role) and cards_taken(project))
     if limits and early:
         _check_budget(project, role, before, after, limits, console)
     up = scales(alive(project, project.of_role(role)))
@@ -139,11 +151,13 @@ def _change(
         _told(smoke_serving(project, role), console)
     except (UserError, OSError, KeyboardInterrupt) as error:
         reason = str(error) or "interrupted"
-        console.print(f"  {reason}; going back to {before.reference}")
-        _undo(project, entry, reason)
+        console.print(f"  {reason}; going back to {before.reference}", markup=False)
+        try:
+            _undo(project, entry, reason)
+        except UserError as failed:
+            raise UserError(f"{role}: {reason}; going back to {before.reference} failed too: {failed}") from error
         raise UserError(f"{role}: {reason}; {before.reference} ({before.short}) is in its place again") from error
-    budget = releases.measured(releases.read_entries(project.releases), after.image)
-    _record(project, replace(entry, event="done", budget=budget))
+    _record_done(project, entry)
     state = f"{', '.join(up)} healthy" if up else "none of its services was up, none is started"
     console.print(f"{role}: {after.reference} is in use; {state}")
 
@@ -161,11 +175,9 @@ def _check_budget(
 
 
 def _check_cards_are_ours(project: Project, role: Role) -> None:
-    if not project.uses_gpus:
-        return
     ours = project.of_role(role)
     others = [name for side in SIDES for name in project.of_side(side) if not set(ours) & set(project.of_side(side))]
-    if any(project.cards(name) != [] for name in ours) and (holding := alive(project, others)):
+    if project.takes_cards(role) and (holding := alive(project, others)):
         raise UserError(f"{role}: the cards are in use by {holding[0].name}; first `dflash-stack phase idle`")
 
 
@@ -178,20 +190,27 @@ def _check_driver(project: Project, image: Image, name: str) -> None:
 
 
 def _undo(project: Project, entry: Entry, reason: str) -> Project:
-    """Put back what was there when a change began: .env, and the services that were up."""
+    """Put back what was there when a change began: .env, and the services that were up.
+
+    It is recorded as undone once .env is as it was, also when the old image does not start any more. One that is
+    interrupted before that is left to the next command.
+    """
     role = _role(entry.role)
     if entry.before is None:
         raise ValueError("a change without what was before it")
+    stop(project, list(entry.scales))
+    project = _set_image(project, role, entry.setting)
+    undone = replace(entry, event="undone", why=f"{entry.why}; {reason}")
     try:
-        stop(project, list(entry.scales))
-        project = _set_image(project, role, entry.setting)
         configured = inspect_image(project.image(role))
         if configured is None or configured.id != entry.before.image:
             # Its name stands for another image by now.
             project = _set_image(project, role, images.pin(entry.before.image, role))
         start(project, entry.scales, alone=True)
-    finally:
-        _record(project, replace(entry, event="undone", why=f"{entry.why}; {reason}"))
+    except UserError as error:
+        _record(project, replace(undone, why=f"{undone.why}; {error}"))
+        raise
+    _record(project, undone)
     return project
 
 
@@ -216,6 +235,11 @@ def _stop(project: Project, up: Mapping[str, int], console: Console) -> None:
 
 def _record(project: Project, entry: Entry) -> None:
     releases.append(project.releases, replace(entry, when=releases.now()))
+
+
+def _record_done(project: Project, entry: Entry) -> None:
+    budget = releases.measured(releases.read_entries(project.releases), entry.to.image)
+    _record(project, replace(entry, event="done", budget=budget))
 
 
 def _told(said: str, console: Console) -> None:

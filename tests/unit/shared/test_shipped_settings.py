@@ -1,5 +1,6 @@
 """The configurations that are shipped are valid, and say what they should."""
 
+import re
 from pathlib import Path
 
 import yaml
@@ -32,3 +33,8 @@ def test_every_data_set_has_a_revision() -> None:
     settings = load_settings(PRODUCTION)
     rows = [*settings.sources, *settings.prepare.decontaminate.against]
     assert all(shape.dataset and shape.revision and shape.data_files for shape in rows)
+
+
+def test_one_producer_keeps_the_slots_of_all_cards_full() -> None:
+    servers = set(re.findall(r"http://sglang-\d+:30000", (CONFIG.parent / "compose.yaml").read_text()))
+    assert load_settings(PRODUCTION).generate.concurrency >= 72 * len(servers)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.errors import UserError
-from services.stack.operate.env_file import offered_variables, read_variables, set_variable
+from services.stack.operate.env_file import read_variables, set_variable
 
 
 def test_one_line_changes_and_the_rest_stays(tmp_path: Path) -> None:
@@ -21,11 +21,17 @@ def test_one_line_changes_and_the_rest_stays(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_is_set_and_what_is_offered(tmp_path: Path) -> None:
+def test_a_comment_sets_nothing(tmp_path: Path) -> None:
     path = tmp_path / ".env"
     path.write_text("# Text with A=B in it.\nMODEL_DIR=\nURL=a=b\n#PRODUCERS=1\n")
     assert read_variables(path) == {"MODEL_DIR": "", "URL": "a=b"}
-    assert offered_variables(path) == {"MODEL_DIR": "", "URL": "a=b", "PRODUCERS": "1"}
+
+
+def test_values_are_read_as_compose_reads_them(tmp_path: Path) -> None:
+    path = tmp_path / ".env"
+    path.write_text("A='x # y'\nB=\"monitoring,train\"  # what is up\nC=monitoring # what is up\nD=a#b \nE=#none\n")
+    expected = {"A": "x # y", "B": "monitoring,train", "C": "monitoring", "D": "a#b", "E": "#none"}
+    assert read_variables(path) == expected
 
 
 def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:

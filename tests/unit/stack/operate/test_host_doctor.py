@@ -14,10 +14,13 @@ from services.stack.operate.doctor import (
     Check,
     check_cards,
     check_disk,
+    check_engine,
     check_files,
+    check_images,
     check_memory,
     check_ports,
     check_secrets,
+    check_toolkit,
 )
 from services.stack.operate.project import Project
 from services.stack.operate.secret_folder import make_secrets
@@ -45,11 +48,15 @@ def project(tmp_path: Path) -> Project:
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (tmp_path / "model" / name).touch()
     shutil.copy(ROOT / "config" / "demo.yaml", tmp_path / "run.yaml")
-    (tmp_path / ".env").write_text(
-        "MODEL_DIR=model\nDATA_DIR=data\nCONFIG_FILE=run.yaml\nSERVED_NAME=SmolLM2-135M-Instruct\n"
-    )
+    (tmp_path / ".env").write_text("MODEL_DIR=$HERE/model\nSERVED_NAME=SmolLM2-135M-Instruct\n")
     make_secrets(tmp_path / "secrets")
-    return Project(tmp_path, tmp_path / ".env", "dflash-no-such", {"sglang-0": gpu(0), "sglang-1": gpu(1)})
+    sources = {"/model": "model", "/data": "data", "/config/config.yaml": "run.yaml"}
+    volumes = [
+        {"type": "bind", "source": str(tmp_path / name), "target": target} for target, name in sources.items()
+    ] + [{"type": "volume", "source": "runs", "target": "/runs"}]
+    secrets = {"redis_password": tmp_path / "secrets" / "redis_password"}
+    services = {"sglang-0": gpu(0), "sglang-1": gpu(1), "tokenizer": {"image": "x", "volumes": volumes}}
+    return Project(tmp_path, tmp_path / ".env", "dflash-no-such", services, secrets)
 
 
 def test_a_host_that_is_well_has_nothing_wrong(project: Project) -> None:
@@ -82,6 +89,8 @@ def test_a_missing_secret_and_a_placeholder_are_named(project: Project) -> None:
     password = project.folder / "secrets" / "redis_password"
     password.chmod(0o600)
     password.write_text("changeme-please")
+    password.with_name("redis_exporter.json").unlink()
+    make_secrets(password.parent)
     assert "it is a placeholder" in wrong(check_secrets(project))["secrets"].detail
     password.unlink()
     found = wrong(check_secrets(project))["secrets"]
@@ -137,3 +146,75 @@ def test_an_engine_whose_disk_is_full_is_told(tmp_path: Path, monkeypatch: pytes
     assert check_disk(tmp_path).state == "warning"
     monkeypatch.setattr(shutil, "disk_usage", room(500 * 10**9))
     assert check_disk(tmp_path).state == "ok"
+
+
+def test_an_engine_that_knows_no_start_interval_is_too_old(docker: Path) -> None:
+    script = docker.with_name("bin") / "docker"
+    script.write_text('#!/bin/sh\ncase "$1" in version) echo 24.0.9;; compose) echo v2.24.0-desktop.1;; esac\n')
+    engine, compose = check_engine()
+    assert (engine.state, engine.remedy) == ("wrong", "install 25.0 or later")
+    assert (compose.state, compose.detail) == ("ok", "2.24.0-desktop.1")
+
+
+def test_a_toolkit_is_known_by_its_runtime_or_by_its_hook(docker: Path) -> None:
+    script = docker.with_name("bin") / "docker"
+    script.write_text("#!/bin/sh\necho '{\"runc\": {}}'\n")
+    assert check_toolkit().state == "wrong"
+    hook = docker.with_name("bin") / "nvidia-container-runtime-hook"
+    hook.touch(mode=0o755)
+    assert check_toolkit().state == "ok"
+    hook.unlink()
+    script.write_text('#!/bin/sh\necho \'{"nvidia": {}, "runc": {}}\'\n')
+    assert check_toolkit().state == "ok"
+
+
+def test_cards_may_be_configured_by_their_uuid(project: Project, cards: Cards, docker: Path) -> None:
+    for number, name in enumerate(("GPU-0", "GPU-9")):
+        device = project.services[f"sglang-{number}"]["deploy"]["resources"]["reservations"]["devices"][0]
+        device["device_ids"] = [name]
+    cards([CARD.format(index=0, driver="580.95.05", used=1)], [])
+    assert wrong(check_cards(project))["GPUs"].detail == "1 cards, and GPU-9 is configured too"
+
+
+def test_files_that_a_container_could_not_reach_are_told(project: Project) -> None:
+    model, blob = project.folder / "model", project.folder / "blob"
+    (model / "model.safetensors").rename(blob)
+    (model / "model.safetensors").symlink_to(blob)
+    found = wrong(check_files(project))["model"]
+    assert found.detail == f"{model}/model.safetensors is a link out of the folder, and ends nowhere in a container"
+    assert found.remedy == f"cp --recursive --dereference {model} ELSEWHERE, and set MODEL_DIR to that"
+    blob.rename(model / "model.safetensors")
+    model.chmod(0o700)
+    (project.folder / "data").chmod(0o700)
+    (project.folder / "run.yaml").chmod(0o600)
+    found_all = wrong(check_files(project))
+    assert found_all["model"].remedy == f"chmod -R a+rX {model}"
+    assert found_all["data"].remedy == f"chmod -R a+rX {project.folder / 'data'}"
+    assert found_all["config"].remedy == f"chmod a+r {project.folder / 'run.yaml'}"
+
+
+def test_a_password_that_was_changed_in_one_of_its_two_files_is_told(project: Project) -> None:
+    secrets = project.folder / "secrets"
+    (secrets / "redis_password").chmod(0o600)
+    (secrets / "redis_password").write_text("f00d" * 8)
+    (secrets / "redis_password").chmod(0o444)
+    found = wrong(check_secrets(project))["secrets"]
+    assert found.detail == f"{secrets}/redis_exporter.json has another password than redis_password"
+    assert found.remedy == f"rm -f {secrets}/redis_exporter.json; dflash-stack secrets"
+
+
+def test_a_token_that_the_containers_cannot_read_is_told(project: Project) -> None:
+    (project.folder / "secrets" / "hf_token").chmod(0o400)
+    assert wrong(check_secrets(project))["secrets"].remedy == f"chmod 444 {project.folder / 'secrets' / 'hf_token'}"
+
+
+def test_an_image_of_others_that_is_not_here_is_fetched_and_one_of_ours_has_to_be_built(docker: Path) -> None:
+    script = docker.with_name("bin") / "docker"
+    script.write_text("#!/bin/sh\necho 'Error: No such image' >&2; exit 1\n")
+    services = {"redis": {"image": "redis:8"}, "producer": {"image": "dflash-stack/producer:cpu-dev"}}
+    ours, others = check_images(services)
+    assert (ours.state, ours.remedy) == ("wrong", "make build")
+    assert (others.state, others.remedy) == (
+        "warning",
+        "it is pulled when it is needed; without a registry: docker load",
+    )

@@ -97,3 +97,84 @@ def test_a_version_that_is_not_there_is_named(checkout: Path) -> None:
     with pytest.raises(UserError, match="there is no version 'v9'"):
         run(checkout, "v9")
     assert (checkout / ".env").read_text() == MINE
+
+
+def test_an_older_version_is_not_said_to_be_here(checkout: Path) -> None:
+    run(checkout)
+    with pytest.raises(UserError, match=r"'v1\.0' is older than what is here; `git checkout v1\.0` goes back to it"):
+        run(checkout, "v1.0")
+    assert git(checkout, "describe", "--tags").strip() == "v1.10"
+
+
+def test_a_checkout_that_is_ahead_of_the_newest_tag_is_left(checkout: Path) -> None:
+    run(checkout)
+    git(checkout, "commit", "--quiet", "--allow-empty", "-m", "mine")
+    assert "v1.10 is in what is here" in run(checkout)
+    assert len(list(checkout.glob(".env.before-*"))) == 1
+
+
+def test_a_branch_is_the_remotes_and_not_what_was_fetched_long_ago(checkout: Path) -> None:
+    assert "at main" in run(checkout, "main")
+    assert git(checkout, "describe", "--tags").strip() == "v1.10"
+
+
+def test_a_pre_release_is_taken_only_when_it_is_named(checkout: Path) -> None:
+    upstream = checkout.parent / "upstream"
+    for tag in ("v1.11-rc1", "weekly"):
+        git(upstream, "commit", "--quiet", "--allow-empty", "-m", tag)
+        git(upstream, "tag", tag)
+    assert "at v1.10" in run(checkout)
+    assert "at v1.11-rc1" in run(checkout, "v1.11-rc1")
+
+
+def test_commits_of_the_users_own_are_told_before_anything_is_changed(checkout: Path) -> None:
+    (checkout / "compose.yaml").write_text(render(COMPOSE, 4))
+    git(checkout, "commit", "--quiet", "--allow-empty", "-m", "mine")
+    with pytest.raises(UserError, match=r"has commits that 'v1\.10' has not; `git rebase v1\.10`"):
+        run(checkout)
+    assert (checkout / "compose.yaml").read_text() == render(COMPOSE, 4)
+    assert not list(checkout.glob(".env.before-*"))
+
+
+def test_a_file_in_the_way_of_a_new_one_is_named_and_the_rest_is_as_it_was(checkout: Path) -> None:
+    upstream = checkout.parent / "upstream"
+    (upstream / "mine.yaml").write_text("theirs")
+    git(upstream, "add", ".")
+    git(upstream, "commit", "--quiet", "-m", "a new file")
+    git(upstream, "tag", "v1.11")
+    (checkout / "mine.yaml").write_text("mine")
+    (checkout / "compose.yaml").write_text(render(COMPOSE, 4))
+    with pytest.raises(UserError, match=r"would be overwritten by merge: mine\.yaml"):
+        run(checkout)
+    assert (checkout / "mine.yaml").read_text() == "mine"
+    assert (checkout / "compose.yaml").read_text() == render(COMPOSE, 4)
+    assert git(checkout, "describe", "--tags").strip() == "v1.0"
+    assert (checkout / ".env").read_text() == MINE
+
+
+def test_a_version_that_cannot_be_rendered_for_as_many_cards_changes_nothing(checkout: Path) -> None:
+    commit(checkout.parent / "upstream", "v2.0", "MODEL_DIR=\n", "3.0", "services: {}\n")
+    (checkout / "compose.yaml").write_text(render(COMPOSE, 4))
+    with pytest.raises(UserError, match="no services named sglang-0"):
+        run(checkout)
+    assert (checkout / "compose.yaml").read_text() == render(COMPOSE, 4)
+    assert git(checkout, "describe", "--tags").strip() == "v1.0"
+
+
+def test_a_checkout_without_a_remote_or_without_git_says_so(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git(checkout, "remote", "remove", "origin")
+    with pytest.raises(UserError, match="has no remote to upgrade from; git remote add origin"):
+        run(checkout)
+    with pytest.raises(UserError, match="is no checkout of this project"):
+        upgrade(checkout.parent, checkout / ".env", None, False, Console())
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match="there is no command `git`"):
+        run(checkout)
+
+
+def test_a_detached_checkout_goes_both_ways(checkout: Path) -> None:
+    git(checkout, "checkout", "--quiet", "--detach", "v1.0")
+    run(checkout, "v1.10")
+    assert git(checkout, "describe", "--tags").strip() == "v1.10"
+    run(checkout, "v1.9")
+    assert git(checkout, "describe", "--tags").strip() == "v1.9"
