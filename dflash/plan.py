@@ -260,18 +260,20 @@ def _target_activations(config: TrainingConfig, shape: Architecture) -> int:
     return config.max_length * SIZES[config.target_dtype] * (3 * inner + 6 * hidden)
 
 
-def check_memory(config: TrainingConfig, role: Role, devices: list[str]) -> None:
-    """Raise DflashError, saying what to change, when the plan of this process is over the configured limit.
+def check_memory(config: TrainingConfig, role: Role, devices: list[str]) -> int:
+    """Return what this process is planned to hold on all its cards, beside its baseline; 0 where nothing is checked.
 
     Without a limit in the configuration, a CUDA device's free memory is it, and on a CPU nothing is checked.
 
     Args:
         devices: those of this process.
+
+    Raises DflashError, saying what to change, when the plan is over the limit.
     """
     limit, baseline = config.memory.limit_bytes, config.memory.baseline_bytes
     if limit is None and torch.device(devices[0]).type != "cuda":
-        return
-    target = read_target_shape(config.target)
+        return 0
+    target, planned = read_target_shape(config.target), 0
     for card, device in zip(range(cards_of_role(role, config)), devices, strict=False):
         if limit is None:
             # What the context and others hold is no longer free.
@@ -280,13 +282,8 @@ def check_memory(config: TrainingConfig, role: Role, devices: list[str]) -> None
             plan = make_plan(role, config, target, limit, baseline, card)
         if not plan.fits:
             raise DflashError(f"{plan.name}: {refusal(plan, config)}")
-
-
-def planned_bytes(config: TrainingConfig, role: Role) -> int:
-    """Return what a process is planned to hold on all its cards, beside its baseline."""
-    target = read_target_shape(config.target)
-    cards = range(cards_of_role(role, config))
-    return sum(sum(memory_parts(role, config, target, 0, card).values()) for card in cards)
+        planned += plan.total - plan.parts["baseline"]
+    return planned
 
 
 def refusal(plan: Plan, config: TrainingConfig) -> str:

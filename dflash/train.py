@@ -71,7 +71,7 @@ def train(
     if (world.targets, world.drafters) != (config.topology.targets, config.topology.drafters):
         raise DflashError(f"topology needs {config.topology.processes} processes: start them with `dflash train`")
     devices = own_devices(config, world.rank)
-    check_memory(config, world.role, devices)
+    planned = check_memory(config, world.role, devices)
     clock = clock or Clock()
     target = None if world.targets else found_target(config, devices)
     if target is None:
@@ -79,7 +79,7 @@ def train(
     else:
         foundation = Foundation(initialize(config.draft, target, config.seed), target)
     data = found_data(config, world, foundation.ends.embedding.num_embeddings)
-    return _Run(config, world, clock, foundation, target, data, on_progress, should_stop).loop()
+    return _Run(config, world, clock, foundation, target, data, planned, on_progress, should_stop).loop()
 
 
 class _Run:
@@ -93,6 +93,7 @@ class _Run:
         foundation: Foundation,
         target: Target | None,
         data: Data,
+        planned: int,
         on_progress: OnProgress,
         should_stop: Callable[[], bool],
     ) -> None:
@@ -108,7 +109,7 @@ class _Run:
         self.supply, measure = self._open_supply(target)
         self.progress = self._start()
         self.packs = data.order.packs_from(self.progress.cursor)
-        self.rank_metrics = RankMetrics(config, world, clock)
+        self.rank_metrics = RankMetrics(config, world, clock, planned)
         if world.leads:
             self.rank_metrics.progress(self.progress)
         self.event_files = EventFiles(config.output, self.progress.step + 1)
