@@ -49,9 +49,12 @@ class ShardedAdamW:
             gradients.append(parameter.grad)
         self._world.add_tensors(gradients)
 
+    def clip(self) -> float:
+        """Clip the gradients to the largest norm that they may have; return the norm that they had."""
+        return float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._clip))
+
     def step(self, learning_rate: float) -> None:
-        """Clip the gradients to their norm and update the parameters, the same on every drafter."""
-        torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._clip)
+        """Update the parameters, the same on every drafter."""
         for group in self._inner.param_groups:
             group["lr"] = learning_rate
         self._inner.step()

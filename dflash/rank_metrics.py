@@ -134,7 +134,7 @@ HELP = {
     "samples": "Samples trained on; on a target, samples whose states it made since it started.",
     "part_seconds": "Seconds since this process started, by part of the step; data_wait is waiting for another rank.",
     "loss": "Mean loss of the last log interval.",
-    "loss_finite": "1, or 0 once the loss was not finite, which ends the run.",
+    "loss_finite": "1, or 0 once the loss or its gradient was not finite, which ends the run.",
     "learning_rate": "Learning rate of the last step.",
     "accuracy": "Share of right guesses by slot of the block, last log interval.",
     "acceptance_estimate": "Acceptance length as the accuracies on training data suggest.",

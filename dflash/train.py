@@ -65,7 +65,7 @@ def train(
         world: this process among those of the run; the others call `train` or `target_rank.serve_states`.
         clock: counts the seconds by part.
 
-    Raises DflashError for a user's mistake and for a loss that is not finite (the last checkpoint stays
+    Raises DflashError for a user's mistake and for a loss or gradient that is not finite (the last checkpoint stays
     whole).
     """
     if (world.targets, world.drafters) != (config.topology.targets, config.topology.drafters):
@@ -209,9 +209,11 @@ class _Run:
             sums.add(result, labels, pack)
         with clock.part("transfer"):
             mean, stops = world.add_among_drafters([float(loss), float(self.should_stop())])
-            self._check_finite(mean)
+            self._check_finite("the loss", mean)
             self.optimizer.collect()
         with clock.part("optimizer"):
+            # A finite loss may have a gradient that is not; the weights after it could go into a checkpoint.
+            self._check_finite("the norm of the gradient", self.optimizer.clip())
             self.optimizer.step(learning_rate(self.progress.step, config))
         seconds = time.monotonic() - start
         sums.end_step(seconds)
@@ -241,13 +243,13 @@ class _Run:
 
         return repeat_until_it_fits(attempt, self.model.parameters(), step_down)
 
-    def _check_finite(self, loss: float) -> None:
-        if math.isfinite(loss):
+    def _check_finite(self, name: str, value: float) -> None:
+        if math.isfinite(value):
             return
         self.rank_metrics.set("loss_finite", 0)
         self.rank_metrics.write()
         raise DflashError(
-            f"step {self.progress.step + 1}: the loss is {loss}; the last checkpoint "
+            f"step {self.progress.step + 1}: {name} is {value}; the last checkpoint "
             f"in {self.config.output} is whole; use a lower learning_rate or dtype float32 elsewhere"
         )
 
