@@ -205,7 +205,7 @@ class _Run:
             states = self.supply.take(first + number, content)
             with clock.part("drafter_forward"):
                 result, labels = self._accumulate(pack, states, totals)
-                loss = loss.to(result.loss.device) + result.loss
+                loss = loss + result.loss
             sums.add(result, labels, pack)
         with clock.part("transfer"):
             mean, stops = world.add_among_drafters([float(loss), float(self.should_stop())])
