@@ -176,10 +176,14 @@ def drafter_parts(config: TrainingConfig, shape: Architecture) -> dict[str, int]
     rows = rows_at_once(config)
     several = draft_rows(config) > rows
     kept = rows * _row_bytes(shape, half)
+    # In one group, a layer's gradients come as what it kept for them goes.
+    gradients = FP32 * parameters if several else max(FP32 * parameters - kept, 0)
+    if config.step_packs > config.topology.drafters:
+        # Those of the step's packs before: a pack's own are apart, so that it can be repeated.
+        gradients += FP32 * parameters
     return {
         "drafter weights": FP32 * parameters,
-        # In one group, a layer's gradients come as what it kept for them goes.
-        "gradients": FP32 * parameters if several else max(FP32 * parameters - kept, 0),
+        "gradients": gradients,
         "optimizer": 2 * FP32 * parameters // (config.topology.drafters if config.topology.shard_optimizer else 1),
         "bfloat16 copies of weights": 2 * parameters if half else 0,
         "context": config.token_budget * _context_bytes(shape, half, several),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from dflash.data import Sample
 from dflash.errors import DflashError
 from dflash.features import TargetStates
 from dflash.initialize import initialize
+from dflash.limits import repeat_until_it_fits
 from dflash.pack import build_pack
 from dflash.plan import TargetShape, drafter_parts, make_plan, read_target_shape
 from dflash.step import accumulate_gradient
@@ -68,7 +70,9 @@ def measured_peak(target: Target, config: TrainingConfig) -> int:
     model = initialize(config.draft, target, seed=0)
     states = TargetStates(torch.randn(config.token_budget, model.fc.in_features), None)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        accumulate_gradient(model, target, pack, states, config)
+        for _ in range(config.step_packs):
+            attempt = partial(accumulate_gradient, model, target, pack, states, config)
+            repeat_until_it_fits(attempt, model.parameters(), pytest.fail)
     current = peak = 0
     for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
         if event.name() == "[memory]":
@@ -85,8 +89,10 @@ def measured_peak(target: Target, config: TrainingConfig) -> int:
         ({"loss_chunk_blocks": 64}, 20_000),
         ({"dtype": "bfloat16", "target_dtype": "bfloat16"}, 1000),
         ({"dtype": "bfloat16", "target_dtype": "bfloat16", "max_draft_rows": 256, "token_budget": 1024}, 1000),
+        ({"packs_per_step": 2, "anchors": 16, "token_budget": 256, "max_length": 64}, 100),
+        ({"packs_per_step": 2, "anchors": 16, "token_budget": 256, "max_length": 64, "max_draft_rows": 64}, 100),
     ],
-    ids=["rows", "groups", "logits", "bfloat16", "bfloat16 groups"],
+    ids=["rows", "groups", "logits", "bfloat16", "bfloat16 groups", "packs", "packs in groups"],
 )
 def test_a_step_s_plan_is_within_a_tenth_of_the_measured_peak(changes: dict[str, Any], vocabulary: int) -> None:
     config = configuration(**changes)
