@@ -166,12 +166,20 @@ def memory_parts(
     parts["feature cache"] = config.feature_cache_bytes if role != "target" else 0
     if role != "target":
         parts |= drafter_parts(config, shape)
+    elif config.acceptance is not None:
+        # The first target's alone, but all are planned alike.
+        parts["drafter to measure"] = FP32 * drafter_parameters(shape)
     return parts
+
+
+def drafter_parameters(shape: Architecture) -> int:
+    """Count the drafter's parameters."""
+    return sum(math.prod(size) for size in tensor_shapes(shape).values())
 
 
 def drafter_parts(config: TrainingConfig, shape: Architecture) -> dict[str, int]:
     """Return what training holds beside the features: the drafter, its optimizer, and one group of block rows."""
-    parameters = sum(math.prod(size) for size in tensor_shapes(shape).values())
+    parameters = drafter_parameters(shape)
     half = config.dtype == "bfloat16"
     rows = rows_at_once(config)
     several = draft_rows(config) > rows

@@ -71,7 +71,7 @@ def probe(config: TrainingConfig, devices: int, seconds: float) -> tuple[Rates, 
         torch.set_num_threads(config.threads)
     target = found_target(config, [f"cuda:{i}" for i in range(cards)] if config.device == "cuda" else [config.device])
     data = found_data(config, ALONE, target.embedding.num_embeddings)
-    model = initialize(config.draft, target, config.seed)
+    model = initialize(config.draft, target, config.seed).to(target.device)
     epoch = list(itertools.takewhile(lambda item: item[0].epoch == 0, data.order.packs_from(Cursor())))
     contents = [read_pack(data.dataset, pack, config) for pack, _ in epoch[:PACKS]]
     states, target_seconds = _time_target(config, target, model, contents, seconds / 2)

@@ -35,8 +35,10 @@ def serve_states(config: TrainingConfig, world: World, clock: Clock) -> None:
         world.share(address, rank)
     progress: Progress | None = world.share(None)
     assert progress is not None
-    wanted = draft is not None and config.acceptance is not None
-    measure = acceptance_meter(config, data.dataset, target, taps, clock.beat) if wanted else None
+    measure = None
+    if draft is not None and config.acceptance is not None:
+        draft = draft.to(target.device)
+        measure = acceptance_meter(config, data.dataset, target, taps, clock.beat)
     measurements = _Measurements(ring, draft, measure)
 
     metrics = RankMetrics(config, world, clock, planned)

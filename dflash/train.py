@@ -77,7 +77,7 @@ def train(
     if target is None:
         foundation = receive(config, world, devices[0])
     else:
-        foundation = Foundation(initialize(config.draft, target, config.seed), target)
+        foundation = Foundation(initialize(config.draft, target, config.seed).to(target.device), target)
     data = found_data(config, world, foundation.ends.embedding.num_embeddings)
     return _Run(config, world, clock, foundation, target, data, planned, on_progress, should_stop).loop()
 

@@ -179,6 +179,18 @@ def test_flex_attention_is_planned_where_it_may_be_used(story: dict[str, Any], l
     assert totals["cuda", "auto"] == totals["cuda", "flex"] == 5 * (keys + outputs)
 
 
+def test_a_target_is_planned_with_the_drafter_that_it_measures(
+    story: dict[str, Any], large_shape: TargetShape
+) -> None:
+    measured = {"acceptance": {"prompts": "prompts.jsonl", "every": 100}}
+    without, drafter, with_one = (
+        make_plan(role, TrainingConfig.model_validate(story | changes), large_shape, 97 * 10**9, 0).parts
+        for role, changes in (("target", {}), ("drafter", measured), ("target", measured))
+    )
+    assert "drafter to measure" not in without
+    assert with_one == without | {"drafter to measure": drafter["drafter weights"]}
+
+
 def test_the_command_prints_a_table_or_json_and_fails_for_what_does_not_fit(
     story: dict[str, Any], tmp_path: Path
 ) -> None:
