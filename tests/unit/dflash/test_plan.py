@@ -15,11 +15,12 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3_5TextConfig
 from typer.testing import CliRunner
 
+import dflash.features
 from dflash.cli import app
 from dflash.config import TrainingConfig
 from dflash.data import Sample
 from dflash.errors import DflashError
-from dflash.features import TargetStates
+from dflash.features import FeatureSource, TargetStates
 from dflash.initialize import initialize
 from dflash.limits import repeat_until_it_fits
 from dflash.pack import build_pack
@@ -73,6 +74,10 @@ def measured_peak(target: Target, config: TrainingConfig) -> int:
         for _ in range(config.step_packs):
             attempt = partial(accumulate_gradient, model, target, pack, states, config)
             repeat_until_it_fits(attempt, model.parameters(), pytest.fail)
+    return peak_of(profiler)
+
+
+def peak_of(profiler: profile) -> int:
     current = peak = 0
     for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
         if event.name() == "[memory]":
@@ -102,6 +107,17 @@ def test_a_step_s_plan_is_within_a_tenth_of_the_measured_peak(changes: dict[str,
     there_before = ("drafter weights", "optimizer")
     planned = sum(size for name, size in drafter_parts(config, shape).items() if name not in there_before)
     assert planned == pytest.approx(measured_peak(target, config), rel=0.1)
+
+
+def test_a_target_has_the_features_of_a_pack_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    length, width = 64, 4096
+    monkeypatch.setattr(dflash.features, "capture", lambda _target, ids, _taps: torch.randn(1, ids.shape[1], width))
+    target = small_target(torch.float32, 100)
+    samples = [Sample(np.arange(length), np.ones(length, dtype=np.int8)) for _ in range(10)]
+    source = FeatureSource(target, (1, 2), cache_bytes=0)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        features = source.states(list(range(10)), samples).features
+    assert features.nbytes < peak_of(profiler) < 1.5 * features.nbytes
 
 
 @pytest.fixture(scope="module")
