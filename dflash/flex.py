@@ -90,12 +90,14 @@ def tiled_mask(pack: Pack, block_size: int, window: int | None = None) -> BlockM
     # Blocks of padding begin and end at row 0: they see nothing of the context.
     starts, anchors = (np.pad(stretch, padding) for stretch in (pack.starts().numpy(), pack.on_host.anchors.numpy()))
     lists = tile_lists(starts, anchors, len(pack.anchors), block_size, context_length, rows, window)
-    on_device = [to_device(torch.from_numpy(array), device) for array in (starts, anchors)]
+    on_device, counts_and_tiles = (
+        [to_device(torch.from_numpy(array), device) for array in arrays] for arrays in ((starts, anchors), lists)
+    )
 
     def mask_mod(_batch: Tensor, _head: Tensor, row: Tensor, key: Tensor) -> Tensor:
         return is_visible_by_index(row, key, on_device[0], on_device[1], context_length, block_size, window)
 
-    partial_counts, partial, full_counts, full = (to_device(torch.from_numpy(array), device)[None, None] for array in lists)
+    partial_counts, partial, full_counts, full = (each[None, None] for each in counts_and_tiles)
     return BlockMask.from_kv_blocks(
         partial_counts,
         partial,
