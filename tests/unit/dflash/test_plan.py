@@ -195,9 +195,7 @@ def test_flex_attention_is_planned_where_it_may_be_used(story: dict[str, Any], l
     assert totals["cuda", "auto"] == totals["cuda", "flex"] == 5 * (keys + outputs)
 
 
-def test_a_target_is_planned_with_the_drafter_that_it_measures(
-    story: dict[str, Any], large_shape: TargetShape
-) -> None:
+def test_a_target_is_planned_with_the_drafter_that_it_measures(story: dict[str, Any], large_shape: TargetShape) -> None:
     measured = {"acceptance": {"prompts": "prompts.jsonl", "every": 100}}
     without, drafter, with_one = (
         make_plan(role, TrainingConfig.model_validate(story | changes), large_shape, 97 * 10**9, 0).parts
