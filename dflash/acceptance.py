@@ -15,15 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dflash.attention import attention_by_prefix
 from dflash.data import Sample
-from dflash.forward import forward_blocks
+from dflash.forward import forward_with_context, pack_context
 from dflash.model import DraftModel
 from dflash.pack import build_pack
 from dflash.target import Target, head_logits
 
 # As many candidates for each position as published selectors and draft trees choose among.
 CANDIDATES = 16
-# Blocks of one pass share a mask that grows with their square.
+# Blocks whose logits are in memory at once.
 BLOCKS_AT_ONCE = 32
 
 DEFINITIONS = {
@@ -74,11 +75,13 @@ def guess_everywhere(target: Target, draft: DraftModel, answer: Answer, features
     inside = offsets < len(answer.tokens)
     wanted = torch.tensor(answer.tokens)[offsets.clamp(max=len(answer.tokens) - 1)]
     right, near = torch.zeros_like(inside), torch.zeros_like(inside)
+    pack = build_pack([answer.sample], [(len(answer.prompt_ids) + starts).numpy()], target.device)
+    context = pack_context(draft, pack, features.to(draft.fc.weight.dtype))
     for first in range(0, len(starts), BLOCKS_AT_ONCE):
         part = slice(first, first + BLOCKS_AT_ONCE)
-        pack = build_pack([answer.sample], [(len(answer.prompt_ids) + starts[part]).numpy()], target.device)
-        hidden = forward_blocks(draft, target, pack, features.to(draft.fc.weight.dtype))[:, 1:]
-        logits = head_logits(target, hidden)
+        blocks = pack.with_blocks(part)
+        attend = attention_by_prefix(blocks, draft.architecture.block_size)
+        logits = head_logits(target, forward_with_context(draft, target, blocks, context, attend)[:, 1:])
         token = wanted[part].to(logits.device)
         right[part] = (logits.argmax(-1) == token).cpu()
         above = (logits > logits.gather(-1, token[..., None])).sum(-1)

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from dflash.mask import own_blocks, visible_context
 from dflash.model import Attend, KeysValues
 from dflash.pack import Pack
+from dflash.transfer import to_device
 
 # The attention of a pack's blocks of so many rows.
 PackAttention = Callable[[Pack, int], Attend]
@@ -83,7 +84,7 @@ def _neighbours(
         start = max(start, int(anchors.min()) - window + 1)
     context = visible_context(torch.arange(start, end), torch.from_numpy(anchors), block_size, window)
     own = own_blocks(count, block_size, window, context.device)
-    visible = torch.cat((context, own), dim=2).to(device, non_blocking=True)
+    visible = to_device(torch.cat((context, own), dim=2), device)
     mask = visible.expand(-1, block_size, -1).flatten(0, 1)
     return _Neighbours(slice(first * block_size, (first + count) * block_size), slice(start, end), mask)
 

@@ -152,8 +152,8 @@ def resume(checkpoint: Path, model: DraftModel, optimizer: ShardedAdamW, run: di
             "another output folder, or begin anew with --from-scratch"
         )
     model.load_state_dict(load_draft(checkpoint / "draft").state_dict())
-    optimizer.load(checkpoint)
     progress = _read_progress(state["progress"])
+    optimizer.load(checkpoint, progress.step)
     changes = [text for _, text in differences]
     old, new = (PackLimits(c["token_budget"], c["max_batch_size"]) for c in (state["run"]["config"], run["config"]))
     if any(_is_within(key, OTHER_DATA) for key, _ in differences):

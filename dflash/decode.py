@@ -8,7 +8,6 @@ stop after an end token or `max_new_tokens`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -197,9 +196,12 @@ def block_hidden(target: Target, draft: DraftModel, anchor: int, cache: DraftCac
     block = as_row([anchor] + [shape.mask_token_id] * (shape.block_size - 1), target)
     positions = torch.arange(cache.length, cache.length + shape.block_size, device=block.device)[None]
     inputs = target.embedding(block).to(draft.fc.weight.dtype)
-    lengths = torch.tensor([cache.length], device=block.device)
-    attend = masked_attention(partial(decoding_mask, lengths, shape.block_size))
-    hidden: Tensor = draft(inputs, positions, cache.layers, attend)[0]
+
+    def mask_of(window: int | None) -> Tensor | None:
+        # Alone a full layer's block sees all that there is.
+        return None if window is None else decoding_mask(positions[:, 0], shape.block_size, window)
+
+    hidden: Tensor = draft(inputs, positions, cache.layers, masked_attention(mask_of))[0]
     return hidden
 
 

@@ -30,8 +30,15 @@ class FeatureSource:
 
     def states(self, rows: list[int], samples: list[Sample]) -> TargetStates:
         """Return the states of `samples`, which are the dataset's `rows`, one after another."""
-        documents = [self._document(row, sample) for row, sample in zip(rows, samples, strict=True)]
-        joined = [torch.cat(parts) for parts in zip(*documents, strict=True)]
+        tokens, end = sum(len(sample.input_ids) for sample in samples), 0
+        joined: list[Tensor] = []
+        # Each into its place: documents kept to be joined would be the pack's states a second time.
+        for row, sample in zip(rows, samples, strict=True):
+            document = self._document(row, sample)
+            joined = joined or [part.new_empty(tokens, part.shape[1]) for part in document]
+            first, end = end, end + len(sample.input_ids)
+            for whole, part in zip(joined, document, strict=True):
+                whole[first:end] = part
         return TargetStates(joined[0], joined[1] if self._with_final else None)
 
     def _document(self, row: int, sample: Sample) -> tuple[Tensor, ...]:

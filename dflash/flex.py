@@ -23,6 +23,7 @@ from dflash.errors import DflashError
 from dflash.mask import is_visible_by_index
 from dflash.model import Attend, KeysValues
 from dflash.pack import Pack
+from dflash.transfer import to_device
 
 # Rows and keys of one tile: what flex attention's kernels take by default.
 TILE = 128
@@ -89,12 +90,14 @@ def tiled_mask(pack: Pack, block_size: int, window: int | None = None) -> BlockM
     # Blocks of padding begin and end at row 0: they see nothing of the context.
     starts, anchors = (np.pad(stretch, padding) for stretch in (pack.starts().numpy(), pack.on_host.anchors.numpy()))
     lists = tile_lists(starts, anchors, len(pack.anchors), block_size, context_length, rows, window)
-    on_device = [_to(device, array) for array in (starts, anchors)]
+    on_device, counts_and_tiles = (
+        [to_device(torch.from_numpy(array), device) for array in arrays] for arrays in ((starts, anchors), lists)
+    )
 
     def mask_mod(_batch: Tensor, _head: Tensor, row: Tensor, key: Tensor) -> Tensor:
         return is_visible_by_index(row, key, on_device[0], on_device[1], context_length, block_size, window)
 
-    partial_counts, partial, full_counts, full = (_to(device, array)[None, None] for array in lists)
+    partial_counts, partial, full_counts, full = (each[None, None] for each in counts_and_tiles)
     return BlockMask.from_kv_blocks(
         partial_counts,
         partial,
@@ -189,9 +192,3 @@ def _ordered(tiles: NDArray[np.bool_]) -> tuple[NDArray[np.int32], NDArray[np.in
     """Return how many tiles are set in each row, and the numbers of all, those that are set first."""
     order = np.argsort(~tiles, axis=1, kind="stable")
     return tiles.sum(1, dtype=np.int32), order.astype(np.int32)
-
-
-def _to(device: torch.device, array: NDArray[np.generic]) -> Tensor:
-    tensor = torch.from_numpy(array)
-    # Only from pinned memory does a copy not hold up the host.
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)

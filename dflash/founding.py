@@ -61,7 +61,7 @@ def found_target(config: TrainingConfig, devices: list[str]) -> Target:
 
 
 def hand_out(config: TrainingConfig, world: World, target: Target) -> DraftModel | None:
-    """As a target, give the drafters what they begin with; the first target returns a drafter to measure with."""
+    """As a target, give the drafters what they begin with; the first target returns it, in the host's memory."""
     if world.rank != world.first_target:
         return None
     model = initialize(config.draft, target, config.seed)

@@ -59,7 +59,7 @@ def architecture_for(config: DraftConfig, text: Any, mask_token_id: int) -> Arch
 
 
 def initialize(config: DraftConfig, target: Target, seed: int) -> DraftModel:
-    """Build the drafter with its first weights (fp32, on the target's device).
+    """Build the drafter with its first weights, fp32, in the host's memory.
 
     Raises DflashError when a warm start is asked for and the target has no layers of the drafter's kind.
     """
@@ -72,7 +72,7 @@ def initialize(config: DraftConfig, target: Target, seed: int) -> DraftModel:
                 parameter.normal_(0.0, INITIALIZER_STD, generator=generator)
         if config.init == "target":
             _copy_target_layers(model, target, config.init_layer_ids)
-    return model.to(target.device)
+    return model
 
 
 def _copy_target_layers(model: DraftModel, target: Target, layer_ids: tuple[int, ...] | None) -> None:

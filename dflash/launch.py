@@ -217,11 +217,13 @@ class _Launcher:
         last = {rank.number: self._beats.last(rank.number) for rank in running}
         started = self._began + START_SECONDS
         stalled = [rank for rank in running if now - (last[rank.number].time or started) > limit]
-        if not stalled:
+        # Who only waits for others is not the one that hangs, unless nobody goes on.
+        hung = [rank for rank in stalled if last[rank.number].part not in WAITING]
+        if len(stalled) == len(running):
+            hung += stalled
+        if not hung:
             return
-        # Who only waits for others is not the one that hangs.
-        busy = [rank for rank in stalled if last[rank.number].part not in WAITING]
-        rank = (busy or stalled)[0]
+        rank = hung[0]
         raise DflashError(
             f"{rank.name} has not gone on for {limit:.0f} s (stall_seconds) in {last[rank.number].part}; all ranks are "
             f"ended; the last checkpoint in {self._config.output} is whole: the same command goes on from it"

@@ -46,8 +46,8 @@ class StepSums:
             self.terms[name] = self.terms.get(name, 0.0) + float(value)
         self.tokens += len(pack.input_ids)
         self.draft_rows += labels.weights.numel()
-        self.samples += int(pack.documents[-1]) + 1
-        self.supervised += int((pack.loss_mask != 0).sum())
+        self.samples += int(pack.on_host.documents[-1]) + 1
+        self.supervised += int((pack.on_host.loss_mask != 0).sum())
         self.covered += int((labels.rows[labels.weights > 0].bincount() > 0).sum())
         self.correct += correct.sum(0)
         self.labels += labelled.sum(0)

@@ -32,12 +32,12 @@ class KeysValues(NamedTuple):
 Attend = Callable[[Tensor, KeysValues, KeysValues, int | None], Tensor]
 
 
-def masked_attention(mask_of: Callable[[int | None], Tensor]) -> Attend:
+def masked_attention(mask_of: Callable[[int | None], Tensor | None]) -> Attend:
     """Attend by a mask over [context | block rows]: decoding's way, and the plain reference of training's.
 
     Args:
         mask_of: makes the mask of the layers with a window: bool, broadcastable to
-            [batch, heads, rows, context + rows], True where visible.
+            [batch, heads, rows, context + rows], True where visible; None where all is.
     """
     mask_of = cache(mask_of)  # layers of one window share it
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from dflash.config import ObjectiveConfig
+from dflash.transfer import to_device
 
 LEAST_ALPHA = 1e-5
 # Logits of one chunk: what a CPU's cache nearly holds, and on CUDA enough rows to keep the card busy.
@@ -169,10 +170,10 @@ def chunked_block_loss(
     labelled = host.weights > 0
     places = labelled.flatten().nonzero()[:, 0]
     wanted = _LabelledRows(
-        places.to(hidden.device, non_blocking=True),
-        host.ids[labelled].to(hidden.device, non_blocking=True),
-        host.weights[labelled].to(hidden.device, non_blocking=True),
-        host.rows[labelled].to(hidden.device, non_blocking=True),
+        to_device(places, hidden.device),
+        to_device(host.ids[labelled], hidden.device),
+        to_device(host.weights[labelled], hidden.device),
+        to_device(host.rows[labelled], hidden.device),
         [0, *labelled.sum(-1).cumsum(0).tolist()],
         labelled.shape[1],
     )

@@ -49,9 +49,12 @@ class ShardedAdamW:
             gradients.append(parameter.grad)
         self._world.add_tensors(gradients)
 
+    def clip(self) -> float:
+        """Clip the gradients to the largest norm that they may have; return the norm that they had."""
+        return float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._clip))
+
     def step(self, learning_rate: float) -> None:
-        """Clip the gradients to their norm and update the parameters, the same on every drafter."""
-        torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._clip)
+        """Update the parameters, the same on every drafter."""
         for group in self._inner.param_groups:
             group["lr"] = learning_rate
         self._inner.step()
@@ -72,8 +75,11 @@ class ShardedAdamW:
                 tensors |= {f"{name}.{key}": state[key].detach().cpu().contiguous() for key in STATE_NAMES if state}
         save_file(tensors, folder / f"drafter-{self._world.rank}.safetensors")
 
-    def load(self, folder: Path) -> None:
-        """Load what `save` wrote on any number of drafters. Raises DflashError when a part is missing or unreadable."""
+    def load(self, folder: Path, steps: int) -> None:
+        """Load what `save` wrote after `steps` steps on any number of drafters.
+
+        Raises DflashError when a part is missing or unreadable.
+        """
         wanted = self._own_names()
         found: dict[str, Tensor] = {}
         for path in sorted(folder.glob("drafter-*.safetensors")):
@@ -90,7 +96,7 @@ class ShardedAdamW:
                         self._load_random_state({name: file.get_tensor(name) for name in names & _RANDOM_STATES})
             except (OSError, SafetensorError) as error:
                 raise DflashError(f"{path}: not readable as safetensors ({error}): use an older checkpoint") from error
-        if not found:
+        if steps == 0:
             return  # before the first step there is no state
         for name in wanted:
             parameter = self._parameters[name]

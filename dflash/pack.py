@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dflash.data import Sample
+from dflash.transfer import to_device
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,8 @@ class Pack:
         """Copy a pack in the host's memory to `device`."""
         if self.input_ids.device == device:
             return self
-        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "host"}
-        if device.type == "cuda":
-            # Only from pinned memory does a copy not hold up the host.
-            tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
-        return Pack(**{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}, host=self)
+        names = [field.name for field in fields(self) if field.name != "host"]
+        return Pack(**{name: to_device(getattr(self, name), device) for name in names}, host=self)
 
     def with_blocks(self, blocks: slice) -> Pack:
         """Return the pack with some of its blocks only."""

@@ -12,6 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dflash.errors import DflashError
+
+
+def check_device(name: str) -> None:
+    """Raise DflashError when `name` is no CPU and no card of this machine."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise DflashError(f"device {name}: must be cpu, cuda or cuda:N") from error
+    there = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= there:
+        raise DflashError(f"device {name}: {there} cards are here, counted from 0: use another one, or cpu")
+
 
 def cards_of_layers(of_layers: list[int], of_others: int, cards: int) -> list[int]:
     """Return the card of each layer, such that the fullest card has as few parameters as can be.

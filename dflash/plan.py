@@ -166,20 +166,32 @@ def memory_parts(
     parts["feature cache"] = config.feature_cache_bytes if role != "target" else 0
     if role != "target":
         parts |= drafter_parts(config, shape)
+    elif config.acceptance is not None:
+        # The first target's alone, but all are planned alike.
+        parts["drafter to measure"] = FP32 * drafter_parameters(shape)
     return parts
+
+
+def drafter_parameters(shape: Architecture) -> int:
+    """Count the drafter's parameters."""
+    return sum(math.prod(size) for size in tensor_shapes(shape).values())
 
 
 def drafter_parts(config: TrainingConfig, shape: Architecture) -> dict[str, int]:
     """Return what training holds beside the features: the drafter, its optimizer, and one group of block rows."""
-    parameters = sum(math.prod(size) for size in tensor_shapes(shape).values())
+    parameters = drafter_parameters(shape)
     half = config.dtype == "bfloat16"
     rows = rows_at_once(config)
     several = draft_rows(config) > rows
     kept = rows * _row_bytes(shape, half)
+    # In one group, a layer's gradients come as what it kept for them goes.
+    gradients = FP32 * parameters if several else max(FP32 * parameters - kept, 0)
+    if config.step_packs > config.topology.drafters:
+        # Those of the step's packs before: a pack's own are apart, so that it can be repeated.
+        gradients += FP32 * parameters
     return {
         "drafter weights": FP32 * parameters,
-        # In one group, a layer's gradients come as what it kept for them goes.
-        "gradients": FP32 * parameters if several else max(FP32 * parameters - kept, 0),
+        "gradients": gradients,
         "optimizer": 2 * FP32 * parameters // (config.topology.drafters if config.topology.shard_optimizer else 1),
         "bfloat16 copies of weights": 2 * parameters if half else 0,
         "context": config.token_budget * _context_bytes(shape, half, several),
@@ -260,18 +272,20 @@ def _target_activations(config: TrainingConfig, shape: Architecture) -> int:
     return config.max_length * SIZES[config.target_dtype] * (3 * inner + 6 * hidden)
 
 
-def check_memory(config: TrainingConfig, role: Role, devices: list[str]) -> None:
-    """Raise DflashError, saying what to change, when the plan of this process is over the configured limit.
+def check_memory(config: TrainingConfig, role: Role, devices: list[str]) -> int:
+    """Return what this process is planned to hold on all its cards, beside its baseline; 0 where nothing is checked.
 
     Without a limit in the configuration, a CUDA device's free memory is it, and on a CPU nothing is checked.
 
     Args:
         devices: those of this process.
+
+    Raises DflashError, saying what to change, when the plan is over the limit.
     """
     limit, baseline = config.memory.limit_bytes, config.memory.baseline_bytes
     if limit is None and torch.device(devices[0]).type != "cuda":
-        return
-    target = read_target_shape(config.target)
+        return 0
+    target, planned = read_target_shape(config.target), 0
     for card, device in zip(range(cards_of_role(role, config)), devices, strict=False):
         if limit is None:
             # What the context and others hold is no longer free.
@@ -280,13 +294,8 @@ def check_memory(config: TrainingConfig, role: Role, devices: list[str]) -> None
             plan = make_plan(role, config, target, limit, baseline, card)
         if not plan.fits:
             raise DflashError(f"{plan.name}: {refusal(plan, config)}")
-
-
-def planned_bytes(config: TrainingConfig, role: Role) -> int:
-    """Return what a process is planned to hold on all its cards, beside its baseline."""
-    target = read_target_shape(config.target)
-    cards = range(cards_of_role(role, config))
-    return sum(sum(memory_parts(role, config, target, 0, card).values()) for card in cards)
+        planned += plan.total - plan.parts["baseline"]
+    return planned
 
 
 def refusal(plan: Plan, config: TrainingConfig) -> str:

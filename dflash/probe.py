@@ -71,7 +71,7 @@ def probe(config: TrainingConfig, devices: int, seconds: float) -> tuple[Rates, 
         torch.set_num_threads(config.threads)
     target = found_target(config, [f"cuda:{i}" for i in range(cards)] if config.device == "cuda" else [config.device])
     data = found_data(config, ALONE, target.embedding.num_embeddings)
-    model = initialize(config.draft, target, config.seed)
+    model = initialize(config.draft, target, config.seed).to(target.device)
     epoch = list(itertools.takewhile(lambda item: item[0].epoch == 0, data.order.packs_from(Cursor())))
     contents = [read_pack(data.dataset, pack, config) for pack, _ in epoch[:PACKS]]
     states, target_seconds = _time_target(config, target, model, contents, seconds / 2)
@@ -90,8 +90,12 @@ def probe(config: TrainingConfig, devices: int, seconds: float) -> tuple[Rates, 
         pack = build_pack(contents[index].samples, contents[index].anchors, ends.device)
         accumulate_gradient(model, ends, pack, _to(ends.device, states[index]), config, attention=attention)
 
+    def update(_index: int) -> None:
+        optimizer.clip()
+        optimizer.step(0.0)
+
     gradient_seconds = _time(gradient, len(contents), seconds / 2)
-    optimizer_seconds = _time(lambda _: optimizer.step(0.0), 1, seconds / 20)
+    optimizer_seconds = _time(update, 1, seconds / 20)
     tokens = sum(int(data.dataset.lengths[pack.rows].clip(max=config.max_length).sum()) for pack, _ in epoch)
     work = Work(len(epoch), config.steps * config.step_packs, tokens / len(epoch))
     return Rates(target_seconds, gradient_seconds, optimizer_seconds), work

@@ -13,9 +13,10 @@ from typing import Any, TextIO
 import torch
 
 from dflash.errors import DflashError
-from dflash.founding import check_cards
+from dflash.founding import check_cards, own_devices
 from dflash.launch import INTERRUPTED, LOST_PEER, Place
 from dflash.parts import Beats, Clock
+from dflash.placement import check_device
 from dflash.signals import stop_requests
 from dflash.target_rank import serve_states
 from dflash.train import train
@@ -52,9 +53,13 @@ def _work(place: Place, reports: TextIO) -> int:
     clock = Clock(Beats(place.beats, config.topology.processes), place.rank)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    if config.device == "cuda":
-        check_cards(config, torch.cuda.device_count())
-        torch.cuda.set_device(config.topology.cards_of(place.rank)[0])
+    check_cards(config, torch.cuda.device_count())
+    devices = own_devices(config, place.rank)
+    for device in devices:
+        check_device(device)
+    if devices[0].startswith("cuda"):
+        # What names no card, such as pinned memory and random states, is this one's.
+        torch.cuda.set_device(devices[0])
     world = join(place.rank, config.topology, place.meeting_point, config.stall_seconds, config.device)
     if world.role == "target":
         # It ends when the drafters take no more packs.

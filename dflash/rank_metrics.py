@@ -19,7 +19,6 @@ from dflash.checkpoint import Progress
 from dflash.config import TrainingConfig
 from dflash.founding import own_devices
 from dflash.parts import Clock
-from dflash.plan import planned_bytes
 from dflash.world import World
 
 PREFIX = "dflash_training_"
@@ -28,7 +27,8 @@ PREFIX = "dflash_training_"
 class RankMetrics:
     """The Prometheus series of this rank."""
 
-    def __init__(self, config: TrainingConfig, world: World, clock: Clock) -> None:
+    def __init__(self, config: TrainingConfig, world: World, clock: Clock, planned: int) -> None:
+        """Begin a rank's series; `planned` is what it should hold on its cards, in bytes, beside its baseline."""
         self._clock, self._every = clock, config.log_every
         self._labels = {"rank": str(world.rank), "role": world.role}
         self._path = config.output / "metrics" / f"rank-{world.rank}.prom"
@@ -41,9 +41,7 @@ class RankMetrics:
         self._written_at = -1
         self._on_gpu = config.device.startswith("cuda")
         self._cards = own_devices(config, world.rank)
-        self._baseline = config.memory.baseline_bytes
-        # Of what is resident without a card, no plan is made.
-        self._planned = planned_bytes(config, world.role) if self._on_gpu else 0
+        self._baseline, self._planned = config.memory.baseline_bytes, planned
         self.set("steps_planned", config.steps)
         info = {
             "torch": str(torch.__version__),
@@ -136,7 +134,7 @@ HELP = {
     "samples": "Samples trained on; on a target, samples whose states it made since it started.",
     "part_seconds": "Seconds since this process started, by part of the step; data_wait is waiting for another rank.",
     "loss": "Mean loss of the last log interval.",
-    "loss_finite": "1, or 0 once the loss was not finite, which ends the run.",
+    "loss_finite": "1, or 0 once the loss or its gradient was not finite, which ends the run.",
     "learning_rate": "Learning rate of the last step.",
     "accuracy": "Share of right guesses by slot of the block, last log interval.",
     "acceptance_estimate": "Acceptance length as the accuracies on training data suggest.",

@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from dflash.errors import DflashError
 from dflash.files import read_json
-from dflash.placement import place
+from dflash.placement import check_device, place
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,12 @@ def load_target(path: Path, dtype: torch.dtype, *devices: str) -> Target:
     """Load the Hugging Face folder `path`, frozen, in eval mode, on `devices`: by default the CPU; several: by layers.
 
     Raises DflashError when the folder is missing or unreadable, a weight of the model is not in it (it would
-    be random), or the model has no plain embedding and output head.
+    be random), the model has no plain embedding and output head, or a device is not there.
     """
     if not (path / "config.json").is_file():
         raise DflashError(f"{path}: no target model here (config.json is missing)")
+    for device in devices:
+        check_device(device)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     # transformers annotates the call without loading info, which returns a pair.
     load: Any = AutoModelForCausalLM.from_pretrained

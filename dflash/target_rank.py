@@ -25,7 +25,7 @@ from dflash.world import World
 def serve_states(config: TrainingConfig, world: World, clock: Clock) -> None:
     """Serve the drafters until they take no more packs. The counterpart of `train.train`, exchange by exchange."""
     devices = own_devices(config, world.rank)
-    check_memory(config, world.role, devices)
+    planned = check_memory(config, world.role, devices)
     target = found_target(config, devices)
     draft = hand_out(config, world, target)
     data = found_data(config, world, None)
@@ -35,11 +35,13 @@ def serve_states(config: TrainingConfig, world: World, clock: Clock) -> None:
         world.share(address, rank)
     progress: Progress | None = world.share(None)
     assert progress is not None
-    wanted = draft is not None and config.acceptance is not None
-    measure = acceptance_meter(config, data.dataset, target, taps, clock.beat) if wanted else None
+    measure = None
+    if draft is not None and config.acceptance is not None:
+        draft = draft.to(target.device)
+        measure = acceptance_meter(config, data.dataset, target, taps, clock.beat)
     measurements = _Measurements(ring, draft, measure)
 
-    metrics = RankMetrics(config, world, clock)
+    metrics = RankMetrics(config, world, clock, planned)
     source = FeatureSource(target, taps, config.feature_cache_bytes, config.objective.needs_teacher)
     first, last = progress.step * config.step_packs, config.steps * config.step_packs
     for number, (pack, _) in zip(range(first, last), data.order.packs_from(progress.cursor), strict=False):

@@ -65,21 +65,21 @@ def train(
         world: this process among those of the run; the others call `train` or `target_rank.serve_states`.
         clock: counts the seconds by part.
 
-    Raises DflashError for a user's mistake and for a loss that is not finite (the last checkpoint stays
+    Raises DflashError for a user's mistake and for a loss or gradient that is not finite (the last checkpoint stays
     whole).
     """
     if (world.targets, world.drafters) != (config.topology.targets, config.topology.drafters):
         raise DflashError(f"topology needs {config.topology.processes} processes: start them with `dflash train`")
     devices = own_devices(config, world.rank)
-    check_memory(config, world.role, devices)
+    planned = check_memory(config, world.role, devices)
     clock = clock or Clock()
     target = None if world.targets else found_target(config, devices)
     if target is None:
         foundation = receive(config, world, devices[0])
     else:
-        foundation = Foundation(initialize(config.draft, target, config.seed), target)
+        foundation = Foundation(initialize(config.draft, target, config.seed).to(target.device), target)
     data = found_data(config, world, foundation.ends.embedding.num_embeddings)
-    return _Run(config, world, clock, foundation, target, data, on_progress, should_stop).loop()
+    return _Run(config, world, clock, foundation, target, data, planned, on_progress, should_stop).loop()
 
 
 class _Run:
@@ -93,6 +93,7 @@ class _Run:
         foundation: Foundation,
         target: Target | None,
         data: Data,
+        planned: int,
         on_progress: OnProgress,
         should_stop: Callable[[], bool],
     ) -> None:
@@ -108,7 +109,7 @@ class _Run:
         self.supply, measure = self._open_supply(target)
         self.progress = self._start()
         self.packs = data.order.packs_from(self.progress.cursor)
-        self.rank_metrics = RankMetrics(config, world, clock)
+        self.rank_metrics = RankMetrics(config, world, clock, planned)
         if world.leads:
             self.rank_metrics.progress(self.progress)
         self.event_files = EventFiles(config.output, self.progress.step + 1)
@@ -204,13 +205,15 @@ class _Run:
             states = self.supply.take(first + number, content)
             with clock.part("drafter_forward"):
                 result, labels = self._accumulate(pack, states, totals)
-                loss = loss.to(result.loss.device) + result.loss
+                loss = loss + result.loss
             sums.add(result, labels, pack)
         with clock.part("transfer"):
             mean, stops = world.add_among_drafters([float(loss), float(self.should_stop())])
-            self._check_finite(mean)
+            self._check_finite("the loss", mean)
             self.optimizer.collect()
         with clock.part("optimizer"):
+            # A finite loss may have a gradient that is not; the weights after it could go into a checkpoint.
+            self._check_finite("the norm of the gradient", self.optimizer.clip())
             self.optimizer.step(learning_rate(self.progress.step, config))
         seconds = time.monotonic() - start
         sums.end_step(seconds)
@@ -240,13 +243,13 @@ class _Run:
 
         return repeat_until_it_fits(attempt, self.model.parameters(), step_down)
 
-    def _check_finite(self, loss: float) -> None:
-        if math.isfinite(loss):
+    def _check_finite(self, name: str, value: float) -> None:
+        if math.isfinite(value):
             return
         self.rank_metrics.set("loss_finite", 0)
         self.rank_metrics.write()
         raise DflashError(
-            f"step {self.progress.step + 1}: the loss is {loss}; the last checkpoint "
+            f"step {self.progress.step + 1}: {name} is {value}; the last checkpoint "
             f"in {self.config.output} is whole; use a lower learning_rate or dtype float32 elsewhere"
         )
 

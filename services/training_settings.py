@@ -1,4 +1,8 @@
-"""The parts of the configuration file that the trainer's jobs read: `train` and `evaluate`."""
+"""The parts of the configuration file that the trainer's jobs read: `train` and `evaluate`.
+
+What `dflash.config` would refuse days later, once all prompts are answered, is refused here as the file is read. Its
+rules are repeated, as who reads the file has no dflash.
+"""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -9,7 +13,7 @@ from services.section import Section
 
 
 class DraftSettings(Section):
-    """Shape of the draft model; `dflash.config.DraftConfig` checks what depends on the target."""
+    """Shape of the draft model; whether it suits the target is seen when that is read."""
 
     num_layers: int = Field(default=5, ge=1)
     block_size: int = Field(default=32, ge=2, description="the anchor and the positions drafted after it")
@@ -21,6 +25,23 @@ class DraftSettings(Section):
         default=None, description="one for each layer; null: all full_attention"
     )
     sliding_window: int | None = Field(default=None, ge=2, description="positions that a sliding_attention layer sees")
+
+    @model_validator(mode="after")
+    def _init_layers_match(self) -> Self:
+        if self.init_layer_ids is not None:
+            if self.init != "target":
+                raise ValueError("init_layer_ids needs init: target")
+            if len(self.init_layer_ids) != self.num_layers:
+                raise ValueError(f"init_layer_ids must name {self.num_layers} layers, one for each draft layer")
+        return self
+
+    @model_validator(mode="after")
+    def _windows_match(self) -> Self:
+        if self.layer_types is not None and len(self.layer_types) != self.num_layers:
+            raise ValueError(f"layer_types must name {self.num_layers} types, one for each draft layer")
+        if ("sliding_attention" in (self.layer_types or ())) != (self.sliding_window is not None):
+            raise ValueError("sliding_window belongs to layer_types with a sliding_attention: give both or neither")
+        return self
 
 
 class ObjectiveSettings(Section):
@@ -34,6 +55,12 @@ class ObjectiveSettings(Section):
     lk_lambda: float = Field(default=0.0, ge=0)
     dpace_alpha: float = Field(default=0.5, ge=0, le=1)
     lk_eta: float = Field(default=3.0, gt=0)
+
+    @model_validator(mode="after")
+    def _has_a_term(self) -> Self:
+        if not (self.ce or self.dpace or self.kl or self.tv or self.lk_alpha or self.lk_lambda):
+            raise ValueError("every term has weight 0: give ce, dpace, kl, tv, lk_alpha or lk_lambda a weight")
+        return self
 
 
 class AcceptanceSettings(Section):
@@ -54,6 +81,12 @@ class MixtureSettings(Section):
         default=None, gt=0, lt=1, description="part of an epoch's tokens from the corpus that was there before"
     )
 
+    @model_validator(mode="after")
+    def _existing_is_given_once(self) -> Self:
+        if self.replay_share is not None and "existing" in self.weights:
+            raise ValueError("replay_share decides how much of `existing` is taken: give it no weight")
+        return self
+
 
 class TopologySettings(Section):
     """The processes of a training run, one a device."""
@@ -63,6 +96,12 @@ class TopologySettings(Section):
     cards_per_target: int = Field(default=1, ge=1, description="cards of each target, whose layers are split over them")
     look_ahead_bytes: int = Field(default=8 * 2**30, ge=1, description="host memory of each target for states to come")
     shard_optimizer: bool = Field(default=False, description="share AdamW's state out among the drafters")
+
+    @model_validator(mode="after")
+    def _only_targets_have_several_cards(self) -> Self:
+        if self.cards_per_target > 1 and not self.targets:
+            raise ValueError("cards_per_target needs targets: a colocated drafter has its target on its own card")
+        return self
 
 
 class MemorySettings(Section):
@@ -123,7 +162,6 @@ class TrainSettings(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        """What `dflash train` would refuse, days later, once all prompts are answered."""
         if self.max_length > self.token_budget:
             raise ValueError(f"max_length {self.max_length} does not fit into token_budget {self.token_budget}")
         if self.max_draft_rows is not None and self.max_draft_rows < self.draft.block_size:
@@ -134,8 +172,6 @@ class TrainSettings(Section):
             )
         if self.attention == "flex" and not self.device.startswith("cuda"):
             raise ValueError(f"attention: flex trains on CUDA devices only, not on {self.device}: use auto or sdpa")
-        if self.topology.cards_per_target > 1 and not self.topology.targets:
-            raise ValueError("topology.cards_per_target needs targets: a colocated drafter has its target on its card")
         return self
 
 

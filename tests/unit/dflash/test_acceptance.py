@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from dflash.acceptance import Answer, count, guess_everywhere, kept_lengths, summarize, verifications
-from dflash.config import TrainingConfig
+from dflash.config import DraftConfig, TrainingConfig
 from dflash.decode import greedy_decode, speculative_decode
 from dflash.export import find_draft, load_draft
+from dflash.initialize import initialize
 from dflash.metrics import ACCEPTANCE_CURVE, best_step
 from dflash.target import Target, capture, load_target
 from dflash.train import train
@@ -65,6 +66,16 @@ def run(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Traini
 
 def curve(config: TrainingConfig) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (config.output / ACCEPTANCE_CURVE).read_text().splitlines()]
+
+
+def test_an_answer_s_context_is_made_once_however_long_it_is(target: Target) -> None:
+    draft = initialize(DraftConfig(num_layers=2, block_size=4, mask_token_id=96), target, seed=0)
+    answer = Answer([3, 4, 5], list(range(2, 90)))
+    features = capture(target, torch.tensor([answer.prompt_ids + answer.tokens]), draft.architecture.target_layer_ids)
+    rows: list[int] = []
+    draft.fc.register_forward_pre_hook(lambda _fc, inputs: rows.append(inputs[0].shape[1]))
+    guess_everywhere(target, draft, answer, features[0])
+    assert rows == [len(answer.prompt_ids) + len(answer.tokens)]
 
 
 def test_the_lengths_are_those_of_greedy_decoding(run: TrainingConfig) -> None:

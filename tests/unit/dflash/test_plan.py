@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3_5TextConfig
 from typer.testing import CliRunner
 
+import dflash.features
 from dflash.cli import app
 from dflash.config import TrainingConfig
 from dflash.data import Sample
 from dflash.errors import DflashError
-from dflash.features import TargetStates
+from dflash.features import FeatureSource, TargetStates
 from dflash.initialize import initialize
+from dflash.limits import repeat_until_it_fits
 from dflash.pack import build_pack
 from dflash.plan import TargetShape, drafter_parts, make_plan, read_target_shape
 from dflash.step import accumulate_gradient
@@ -68,7 +71,13 @@ def measured_peak(target: Target, config: TrainingConfig) -> int:
     model = initialize(config.draft, target, seed=0)
     states = TargetStates(torch.randn(config.token_budget, model.fc.in_features), None)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        accumulate_gradient(model, target, pack, states, config)
+        for _ in range(config.step_packs):
+            attempt = partial(accumulate_gradient, model, target, pack, states, config)
+            repeat_until_it_fits(attempt, model.parameters(), pytest.fail)
+    return peak_of(profiler)
+
+
+def peak_of(profiler: profile) -> int:
     current = peak = 0
     for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
         if event.name() == "[memory]":
@@ -85,8 +94,10 @@ def measured_peak(target: Target, config: TrainingConfig) -> int:
         ({"loss_chunk_blocks": 64}, 20_000),
         ({"dtype": "bfloat16", "target_dtype": "bfloat16"}, 1000),
         ({"dtype": "bfloat16", "target_dtype": "bfloat16", "max_draft_rows": 256, "token_budget": 1024}, 1000),
+        ({"packs_per_step": 2, "anchors": 16, "token_budget": 256, "max_length": 64}, 100),
+        ({"packs_per_step": 2, "anchors": 16, "token_budget": 256, "max_length": 64, "max_draft_rows": 64}, 100),
     ],
-    ids=["rows", "groups", "logits", "bfloat16", "bfloat16 groups"],
+    ids=["rows", "groups", "logits", "bfloat16", "bfloat16 groups", "packs", "packs in groups"],
 )
 def test_a_step_s_plan_is_within_a_tenth_of_the_measured_peak(changes: dict[str, Any], vocabulary: int) -> None:
     config = configuration(**changes)
@@ -96,6 +107,17 @@ def test_a_step_s_plan_is_within_a_tenth_of_the_measured_peak(changes: dict[str,
     there_before = ("drafter weights", "optimizer")
     planned = sum(size for name, size in drafter_parts(config, shape).items() if name not in there_before)
     assert planned == pytest.approx(measured_peak(target, config), rel=0.1)
+
+
+def test_a_target_has_the_features_of_a_pack_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    length, width = 64, 4096
+    monkeypatch.setattr(dflash.features, "capture", lambda _target, ids, _taps: torch.randn(1, ids.shape[1], width))
+    target = small_target(torch.float32, 100)
+    samples = [Sample(np.arange(length), np.ones(length, dtype=np.int8)) for _ in range(10)]
+    source = FeatureSource(target, (1, 2), cache_bytes=0)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        features = source.states(list(range(10)), samples).features
+    assert features.nbytes < peak_of(profiler) < 1.5 * features.nbytes
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +193,16 @@ def test_flex_attention_is_planned_where_it_may_be_used(story: dict[str, Any], l
     # Of each of 5 layers, in bfloat16: keys and values of 4 heads of 256, outputs and a number in fp32 of 24.
     keys, outputs = 2 * (49_152 + 32_768) * 4 * 256 * 2, 32_768 * 24 * (256 * 2 + 4)
     assert totals["cuda", "auto"] == totals["cuda", "flex"] == 5 * (keys + outputs)
+
+
+def test_a_target_is_planned_with_the_drafter_that_it_measures(story: dict[str, Any], large_shape: TargetShape) -> None:
+    measured = {"acceptance": {"prompts": "prompts.jsonl", "every": 100}}
+    without, drafter, with_one = (
+        make_plan(role, TrainingConfig.model_validate(story | changes), large_shape, 97 * 10**9, 0).parts
+        for role, changes in (("target", {}), ("drafter", measured), ("target", measured))
+    )
+    assert "drafter to measure" not in without
+    assert with_one == without | {"drafter to measure": drafter["drafter weights"]}
 
 
 def test_the_command_prints_a_table_or_json_and_fails_for_what_does_not_fit(

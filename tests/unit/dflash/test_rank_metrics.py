@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from dflash.founding import own_devices
 from dflash.parts import Clock
-from dflash.plan import memory_parts, read_target_shape
+from dflash.plan import check_memory, memory_parts, read_target_shape
 from dflash.rank_metrics import RankMetrics
 from dflash.world import World
 from tests.unit.dflash.conftest import training_config
@@ -31,7 +32,9 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> None:
 def memory_of(rank: int, target: Path, output: Path, **changes: Any) -> dict[str, float]:
     """Return what a rank writes of its memory on cards, by kind."""
     config = training_config(target, output, output, device="cuda", topology=TOPOLOGY, **changes)
-    RankMetrics(config, World(rank, targets=1, drafters=1), Clock()).write()
+    world = World(rank, targets=1, drafters=1)
+    planned = check_memory(config, world.role, own_devices(config, rank))
+    RankMetrics(config, world, Clock(), planned).write()
     lines = (output / "metrics" / f"rank-{rank}.prom").read_text().splitlines()
     found = [line for line in lines if line.startswith("dflash_training_memory_bytes{")]
     kinds = {line.split('kind="')[1].split('"')[0]: float(line.rsplit(" ", 1)[1]) for line in found}
@@ -57,7 +60,7 @@ def test_a_target_s_cards_are_added_up(cards: None, llama_folder: Path, tmp_path
 
 def test_without_a_card_only_the_process_is_told(llama_folder: Path, tmp_path: Path) -> None:
     config = training_config(llama_folder, tmp_path, tmp_path)
-    RankMetrics(config, World(), Clock()).write()
+    RankMetrics(config, World(), Clock(), check_memory(config, "colocated", ["cpu"])).write()
     text = (tmp_path / "metrics" / "rank-0.prom").read_text()
     assert 'kind="resident"' in text
     assert text.count("dflash_training_memory_bytes{") == 1

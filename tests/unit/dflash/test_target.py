@@ -80,3 +80,9 @@ def test_a_mask_token_needs_an_embedding_row_with_a_signal(llama_folder: Path) -
 def test_without_a_tokenizer_the_mask_token_must_be_given(llama_folder: Path) -> None:
     with pytest.raises(DflashError, match="no mask_token_id given"):
         resolve_mask_token(load_target(llama_folder, torch.float32), None)
+
+
+@pytest.mark.parametrize(("device", "said"), [("gpux", "must be cpu, cuda or cuda:N"), ("cuda:99", "cards are here")])
+def test_a_device_that_is_not_there_is_told_in_one_line(llama_folder: Path, device: str, said: str) -> None:
+    with pytest.raises(DflashError, match=rf"device {device}: .*{said}"):
+        load_target(llama_folder, torch.float32, device)

@@ -12,7 +12,10 @@ import torch
 from dflash.checkpoint import list_checkpoints
 from dflash.config import TrainingConfig
 from dflash.errors import DflashError
+from dflash.export import load_draft
+from dflash.optimizer import ShardedAdamW
 from dflash.train import train
+from dflash.world import World
 from tests.unit.dflash.conftest import random_rows, training_config, write_dataset
 from tests.unit.dflash.ranks import run_ranks
 from tests.unit.dflash.test_train import equal, weights, without_times
@@ -72,6 +75,24 @@ def test_a_sharded_optimizer_changes_no_bit(
     assert equal(newest(tmp_path / "run"), newest(two_and_two))
     states = [path.stat().st_size for path in sorted(list_checkpoints(tmp_path / "run")[-1].glob("drafter-*"))]
     assert max(states) < 0.7 * sum(states)
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_an_optimizer_s_part_that_is_missing_is_told_and_not_begun_anew(
+    llama_folder: Path, dataset: Path, colocated: Path, tmp_path: Path, sharded: bool
+) -> None:
+    config = config_of(llama_folder, dataset, tmp_path, 0, 2, topology={"shard_optimizer": sharded})
+    checkpoint = list_checkpoints(colocated)[-1]
+    model = load_draft(checkpoint / "draft")
+    first, second = (ShardedAdamW(model, config, World(rank, drafters=2)) for rank in range(2))
+    first.load(checkpoint, STEPS)
+    first.save(tmp_path)
+    if not sharded:
+        # All of the state is in the lead's file.
+        (tmp_path / "drafter-0.safetensors").unlink()
+        second.save(tmp_path)
+    with pytest.raises(DflashError, match=r"the optimizer's state of .* is missing"):
+        second.load(tmp_path, STEPS)
 
 
 def test_one_and_one_equal_one_bit_for_bit_with_a_teacher_and_a_curve(

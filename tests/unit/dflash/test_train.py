@@ -19,7 +19,9 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import dflash.train
 from dflash.batch import PackContent, read_pack
+from dflash.checkpoint import list_checkpoints
 from dflash.config import TrainingConfig, load_config
 from dflash.data import open_dataset
 from dflash.decode import greedy_decode, speculative_decode
@@ -27,7 +29,8 @@ from dflash.errors import DflashError
 from dflash.export import load_draft
 from dflash.features import FeatureSource
 from dflash.initialize import initialize
-from dflash.objective import LabelTotals
+from dflash.model import DraftModel
+from dflash.objective import BlockLoss, Labels, LabelTotals
 from dflash.pack import build_pack
 from dflash.packing import Cursor, DataOrder, PackLimits
 from dflash.step import accumulate_gradient, count_totals
@@ -238,6 +241,27 @@ def test_a_loss_that_is_not_finite_ends_the_run(llama_folder: Path, dataset: Pat
     with pytest.raises(DflashError, match=r"the loss is (nan|inf); the last checkpoint"):
         train(config)
     assert (tmp_path / "run" / "checkpoints" / "step-00000000" / "state.json").exists()
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_before_it_reaches_a_checkpoint(
+    llama_folder: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = training_config(llama_folder, dataset, tmp_path / "run", checkpoint_every=1)
+    real, calls = dflash.train.accumulate_gradient, itertools.count(1)
+
+    def overflowing(model: DraftModel, *arguments: Any) -> tuple[BlockLoss, Labels]:
+        result = real(model, *arguments)
+        if next(calls) == 3:
+            assert model.fc.weight.grad is not None
+            model.fc.weight.grad[0, 0] = torch.inf
+        return result
+
+    monkeypatch.setattr(dflash.train, "accumulate_gradient", overflowing)
+    with pytest.raises(DflashError, match="step 3: the norm of the gradient is inf; the last checkpoint"):
+        train(config)
+    newest = list_checkpoints(config.output)[-1]
+    assert newest.name == "step-00000002"
+    assert all(tensor.isfinite().all() for tensor in weights(newest).values())
 
 
 def test_a_sample_learned_by_heart_is_accepted_block_after_block(target_folder: Path, tmp_path: Path) -> None:

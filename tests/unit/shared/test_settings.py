@@ -98,7 +98,8 @@ def test_a_source_that_does_not_fit_is_refused(
             "packs_per_step 3 is not a multiple of topology.drafters 2",
         ),
         ({"attention": "flex", "device": "cpu"}, "flex trains on CUDA devices only, not on cpu: use auto or sdpa"),
-        ({"topology": {"cards_per_target": 2}}, "topology.cards_per_target needs targets"),
+        ({"topology": {"cards_per_target": 2}}, "train.topology: Value error, cards_per_target needs targets"),
+        ({"draft": {"sliding_window": 64}}, "train.draft: Value error, sliding_window belongs to layer_types with a"),
     ],
 )
 def test_a_training_that_the_trainer_would_refuse_is_refused_before_it_is_prepared(

@@ -1,8 +1,10 @@
 """A run's settings reach dflash under the same names, and its mistakes come back as one line."""
 
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from dflash.config import (
     AcceptanceConfig,
@@ -27,6 +29,26 @@ from services.training_settings import (
     TrainSettings,
 )
 
+# Every rule of dflash's configuration about keys that must fit together, with settings that break it alone.
+MISTAKES: dict[str, list[dict[str, Any]]] = {
+    "_init_layers_match": [
+        {"draft": {"init_layer_ids": [1, 2, 3, 4, 5]}},
+        {"draft": {"init": "target", "init_layer_ids": [1, 2]}},
+    ],
+    "_windows_match": [
+        {"draft": {"layer_types": ["full_attention"] * 4}},
+        {"draft": {"layer_types": ["sliding_attention"] * 5}},
+        {"draft": {"sliding_window": 64}},
+    ],
+    "_has_a_term": [{"objective": {"ce": 0.0}}],
+    "_existing_is_given_once": [{"mixture": {"replay_share": 0.2, "weights": {"existing": 1.0}}}],
+    "_only_targets_have_several_cards": [{"topology": {"cards_per_target": 2}}],
+    "_longest_sample_fits": [{"max_length": 65, "token_budget": 64}],
+    "_a_block_fits": [{"max_draft_rows": 7, "draft": {"block_size": 8}}],
+    "_flex_has_its_device": [{"attention": "flex", "device": "cpu"}],
+    "_every_drafter_has_as_many_packs": [{"packs_per_step": 3, "topology": {"drafters": 2}}],
+}
+
 DEMO = Path(__file__).parents[3] / "config" / "demo.yaml"
 PATHS = {"target", "dataset", "output"}
 
@@ -39,6 +61,30 @@ def test_training_has_the_keys_of_dflash_and_no_others() -> None:
     assert MixtureSettings().model_dump() == MixtureConfig().model_dump()
     assert ObjectiveSettings().model_dump() == ObjectiveConfig().model_dump()
     assert set(AcceptanceSettings.model_fields) == set(AcceptanceConfig.model_fields) - {"prompts", "rollouts"}
+
+
+def rules_of(kind: type[BaseModel]) -> set[str]:
+    """Return the names of the rules of a configuration and of its parts."""
+    annotations = [field.annotation for field in kind.model_fields.values()]
+    parts = [part for annotation in annotations for part in (get_args(annotation) or (annotation,))]
+    found = [rules_of(part) for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
+    return set(kind.__pydantic_decorators__.model_validators).union(*found)
+
+
+def test_every_rule_of_dflash_is_in_the_table_of_mistakes() -> None:
+    assert rules_of(TrainingConfig) == set(MISTAKES)
+
+
+@pytest.mark.parametrize("mistake", [mistake for mistakes in MISTAKES.values() for mistake in mistakes], ids=str)
+def test_what_dflash_would_refuse_later_is_refused_as_the_file_is_read(mistake: dict[str, Any]) -> None:
+    settings: dict[str, Any] = {"draft": {}, "steps": 1} | mistake
+    with pytest.raises(ValidationError) as of_dflash:
+        TrainingConfig.model_validate(settings | {"target": "t", "dataset": "d", "output": "o"})
+    with pytest.raises(ValidationError) as ours:
+        TrainSettings.model_validate(settings)
+    where, what = (tuple(error.errors()[0][key] for error in (of_dflash.value, ours.value)) for key in ("loc", "msg"))
+    assert where[0] == where[1]
+    assert what[0] == what[1]
 
 
 def test_training_config_carries_every_setting(tmp_path: Path) -> None:
