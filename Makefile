@@ -120,12 +120,8 @@ pictures: envs materials binaries ## Watch a real run, draw the dashboards into 
 	PYTHONPATH=. $(ENVS)/stack/bin/python -m tests.monitoring.written_cards docs/images
 
 .PHONY: test-stack
-test-stack: envs tools materials ## Build the cpu images, bring the stack up in containers, and run the pipeline in it
-	$(ENVS)/stack/bin/python $(RUN_IN) tests/stack -m "stack and not long"
-
-.PHONY: test-stack-long
-test-stack-long: envs tools materials ## The longer container tests: services killed and scaled in a run, swaps while training, restore
-	$(ENVS)/stack/bin/python $(RUN_IN) tests/stack -m long
+test-stack: envs tools materials ## Build the cpu images, run the pipeline in containers, and kill, scale, swap and restore it
+	$(ENVS)/stack/bin/python $(RUN_IN) tests/stack
 
 .PHONY: test-trainer-swap
 test-trainer-swap: envs tools ## Swap the trainer to OTHER_TRAINER_IMAGE=dflash-stack/trainer:cu128-dev and back while it trains

@@ -10,7 +10,7 @@ import pytest
 from run_in_containers import CHUNKS, RUN, answered, check_totals, prepared_run
 from stack_under_test import StackUnderTest, wait_until
 
-pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
 KILLED = ("sglang", "producer", "tokenizer", "redis")
 
 

@@ -20,7 +20,7 @@ from services.records import SAMPLE_SCHEMA
 from services.runs import create_run, publish_json
 from services.settings import Settings, check_settings, load_settings
 
-pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
 FORMER = "2.13.0+cpu"
 # An image with another torch, such as dflash-stack/trainer:cu128-dev. With none, the other one is an image whose torch
 # only says that it is another version: what is proved then is that a swapped image trains.
