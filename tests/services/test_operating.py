@@ -10,7 +10,7 @@ from redis import Redis
 from rich.console import Console
 from typer.testing import CliRunner
 
-from services.chunks import choose
+from services.chunks import choose, read_chunks
 from services.control import narrow, pause
 from services.errors import UserError
 from services.live import publish_live
@@ -18,6 +18,7 @@ from services.queues import enqueue_missing, job_states, queue
 from services.stack.cli import app
 from services.stack.estimate import estimate
 from services.stack.reconcile import reconcile
+from services.stack.stages import assemble_standing, generate_standing
 from services.stack.status import StatusView
 from tests.making_runs import MakeRun
 from tests.services.fake_sglang import FakeSglang
@@ -138,6 +139,20 @@ def test_status_adds_up_files_queues_and_servers(redis: Redis, make_run: MakeRun
     assert "6 tok/s in all" in text
     # 30 prompts are left, of 3 tokens each.
     assert "about 0 min left for 30 prompts" in text
+
+
+def test_what_is_left_is_counted_of_what_was_submitted(redis: Redis, make_run: MakeRun) -> None:
+    run, chunk, settings = make_run(PROMPTS, chunks=4)
+    with FakeSglang() as server:
+        asyncio.run(generate_once(run, read_chunks(run)[1], settings, [server.url]))
+        asyncio.run(generate_once(run, read_chunks(run)[2], settings, [server.url]))
+    # The two that are done were submitted another time; of this one nothing is.
+    narrow(run, None, chunk.count)
+    seen = {"state": "ready", "trouble": "", "in_flight": 7, "tokens_per_second": 1.5, "version": "0.5"}
+    publish_live(redis, "r", "one", {"chunks": 1, "servers": {"http://a": seen}})
+    assert "left for 10 prompts" in _shown(StatusView(run, redis))
+    assert generate_standing(run)()[:2] == (0, 10)
+    assert assemble_standing(run)()[:2] == (0, 1)
 
 
 def test_status_without_redis_shows_the_files(
