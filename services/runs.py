@@ -330,13 +330,24 @@ def _make_locked(final: Path, folder: bool) -> tuple[Path, int]:
 def sweep(final: Path) -> None:
     """Remove what killed writers of `final` left: the kernel has released their locks. Publishing does so by itself."""
     for left in final.parent.glob(f".{glob.escape(final.name)}.*.tmp"):
-        with suppress(OSError):  # it is locked, so being written; or gone
-            lock = os.open(left, os.O_RDONLY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(left)
-            finally:
-                os.close(lock)
+        remove_unlocked(left)
+
+
+def remove_unlocked(temporary: Path) -> bool:
+    """Remove a temporary file or folder unless a live writer has locked it. Returns whether it was removed.
+
+    On a file system without locks nothing is.
+    """
+    try:
+        lock = os.open(temporary, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(temporary)
+        finally:
+            os.close(lock)
+    except OSError:  # it is locked, so being written; or gone
+        return False
+    return True
 
 
 def _remove(temporary: Path) -> None:

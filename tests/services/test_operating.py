@@ -15,6 +15,7 @@ from services.control import narrow, pause
 from services.errors import UserError
 from services.live import publish_live
 from services.queues import enqueue_missing, job_states, queue
+from services.runs import publish
 from services.stack.cli import app
 from services.stack.estimate import estimate
 from services.stack.reconcile import reconcile
@@ -67,6 +68,42 @@ def test_reconcile_removes_what_killed_writers_left(redis: Redis, make_run: Make
         os.utime(folder / name, (1, (folder / name).stat().st_mtime - age))
     assert reconcile(run, settings, redis).removed == 1
     assert [path.name for path in folder.iterdir()] == [".s-0.parquet.2.tmp"]
+
+
+def test_reconcile_keeps_what_a_slow_writer_still_writes(redis: Redis, make_run: MakeRun) -> None:
+    run, _, settings = make_run(PROMPTS)
+
+    def age(path: Path) -> None:
+        os.utime(path, (1, path.stat().st_mtime - 7200))
+
+    def write_and_reconcile(temporary: Path) -> None:
+        temporary.write_text("rows")
+        age(temporary)
+        assert reconcile(run, settings, redis).removed == 0
+
+    assert publish(run.prompts("slow"), write_and_reconcile)
+    assert run.prompts("slow").read_text() == "rows"
+
+
+def test_reconcile_removes_folders_that_killed_writers_left(redis: Redis, make_run: MakeRun) -> None:
+    run, _, settings = make_run(PROMPTS)
+    left = [run.root / ".dataset.1.tmp", run.prepared.parent / ".s.1.tmp"]
+    for folder in left:
+        folder.mkdir()
+        (folder / "rows").write_text("1")
+        os.utime(folder, (1, folder.stat().st_mtime - 7200))
+    assert reconcile(run, settings, redis).removed == 2
+    assert not any(folder.exists() for folder in left)
+
+
+def test_reconcile_stands_a_writer_that_publishes_meanwhile(
+    redis: Redis, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _, settings = make_run(PROMPTS)
+    gone = run.root / ".export.1.tmp"
+    there = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: [*there(path, pattern), gone])
+    assert reconcile(run, settings, redis).removed == 0
 
 
 def test_a_paused_run_is_not_submitted(redis: Redis, make_run: MakeRun) -> None:
