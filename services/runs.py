@@ -188,8 +188,12 @@ def open_run(runs: Path, name: str) -> Run:
 
 
 def read_settings(run: Run) -> Settings:
-    """The settings with which the run was begun."""
-    return check_settings(read_json(run.record)["settings"], where=f"{run.record}")
+    """The settings with which the run was begun. Raises UserError when its record is damaged."""
+    try:
+        settings = read_json(run.record)["settings"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{run.record} is damaged; put it back from a backup, or begin a new run") from error
+    return check_settings(settings, where=f"{run.record}")
 
 
 def record_rendering(run: Run, rendering: dict[str, Any]) -> None:

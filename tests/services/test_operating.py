@@ -126,6 +126,8 @@ def test_part_of_a_run_is_submitted_and_reconciled(redis: Redis, make_run: MakeR
     assert _jobs(redis, "generate") == ["s-0", "s-1", "s-2", "s-3"]
     wrong = CliRunner().invoke(app, ["submit", "r", "--sources", "s,t"])
     assert str(wrong.exception) == "--sources: the run has no source 't'; its sources are s"
+    none = CliRunner().invoke(app, ["submit", "r", "--no-wait", "--sources", ","])
+    assert str(none.exception) == "--sources names none; the run's sources are s"
 
 
 def test_at_least_one_whole_chunk_is_chosen(make_run: MakeRun) -> None:
