@@ -291,6 +291,8 @@ def replace_text(final: Path, text: str) -> None:
     """The same with any text."""
     with _temporary(final) as temporary:
         _write_text(temporary, text)
+        # Else a machine that loses power may keep the new name and none of the content.
+        _sync(temporary)
         temporary.replace(final)
 
 
