@@ -3,7 +3,7 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,11 @@ class GenerateCounter:
         self._summaries: dict[str, dict[str, Any]] = {}
         self._journals: dict[str, JournalCounter] = {}
 
-    def count(self) -> dict[str, GenerateCounts]:
-        """Counts by source, from the published completions and the journals of unfinished chunks."""
+    def count(self, only: Collection[str] | None = None) -> dict[str, GenerateCounts]:
+        """Counts by source, from the published completions and the journals of unfinished chunks.
+
+        `only`: names of the chunks that are counted; None: all.
+        """
         # The plan is published once, so it never changes after it is there.
         self._chunks = self._chunks or read_chunks(self._run)
         # Listed in this order: a chunk that is published meanwhile is in one of the two at least.
@@ -75,6 +78,8 @@ class GenerateCounter:
         published = file_names(self._run.root / "completions")
         counts: dict[str, GenerateCounts] = {}
         for chunk in self._chunks:
+            if only is not None and chunk.chunk not in only:
+                continue
             of_source = counts.setdefault(chunk.source, GenerateCounts())
             of_source.chunks += 1
             of_source.prompts += chunk.count

@@ -50,12 +50,15 @@ def connect(addresses: Addresses) -> Redis:
     password = read_secret(addresses.redis_password_file) if addresses.redis_password_file else None
     if of_address := urlsplit(addresses.redis_url).password:
         check_secret(of_address, "in DFLASH_REDIS_URL")
-    connection = Redis.from_url(
-        addresses.redis_url,
-        **({"password": password} if password else {}),
-        health_check_interval=30,
-        retry=ConnectionRetry(ExponentialBackoff(cap=2, base=0.1), retries=5),
-    )
+    try:
+        connection = Redis.from_url(
+            addresses.redis_url,
+            **({"password": password} if password else {}),
+            health_check_interval=30,
+            retry=ConnectionRetry(ExponentialBackoff(cap=2, base=0.1), retries=5),
+        )
+    except ValueError as error:
+        raise UserError("DFLASH_REDIS_URL is no address of Redis; write it as redis://HOST:PORT/0") from error
     try:
         connection.ping()
     except RedisError as error:

@@ -188,8 +188,12 @@ def open_run(runs: Path, name: str) -> Run:
 
 
 def read_settings(run: Run) -> Settings:
-    """The settings with which the run was begun."""
-    return check_settings(read_json(run.record)["settings"], where=f"{run.record}")
+    """The settings with which the run was begun. Raises UserError when its record is damaged."""
+    try:
+        settings = read_json(run.record)["settings"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{run.record} is damaged; put it back from a backup, or begin a new run") from error
+    return check_settings(settings, where=f"{run.record}")
 
 
 def record_rendering(run: Run, rendering: dict[str, Any]) -> None:
@@ -287,6 +291,8 @@ def replace_text(final: Path, text: str) -> None:
     """The same with any text."""
     with _temporary(final) as temporary:
         _write_text(temporary, text)
+        # Else a machine that loses power may keep the new name and none of the content.
+        _sync(temporary)
         temporary.replace(final)
 
 
@@ -330,13 +336,24 @@ def _make_locked(final: Path, folder: bool) -> tuple[Path, int]:
 def sweep(final: Path) -> None:
     """Remove what killed writers of `final` left: the kernel has released their locks. Publishing does so by itself."""
     for left in final.parent.glob(f".{glob.escape(final.name)}.*.tmp"):
-        with suppress(OSError):  # it is locked, so being written; or gone
-            lock = os.open(left, os.O_RDONLY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(left)
-            finally:
-                os.close(lock)
+        remove_unlocked(left)
+
+
+def remove_unlocked(temporary: Path) -> bool:
+    """Remove a temporary file or folder unless a live writer has locked it. Returns whether it was removed.
+
+    On a file system without locks nothing is.
+    """
+    try:
+        lock = os.open(temporary, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(temporary)
+        finally:
+            os.close(lock)
+    except OSError:  # it is locked, so being written; or gone
+        return False
+    return True
 
 
 def _remove(temporary: Path) -> None:

@@ -291,6 +291,8 @@ def load_settings(path: Path) -> Settings:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"configuration {path}: {error.strerror}; give an existing file with --config") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"configuration {path} is not YAML: it is no text in UTF-8") from error
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -71,18 +71,16 @@ class GenerateHost:
             self._loop.call_soon_threadsafe(self._end, 0 if at_once else self._grace)
 
     def _wait(self, generating: "concurrent.futures.Future[bool]", chunk: Chunk) -> bool:
-        while True:
-            try:
-                # In short steps: only between them does a job's time-out reach this thread.
-                return generating.result(POLL_SECONDS)
-            except concurrent.futures.CancelledError:
-                raise _handed_back(chunk) from None
-            except TimeoutError:
-                if generating.done():
-                    raise
-            except BaseException:
-                generating.cancel()
-                raise
+        try:
+            # In short steps: only between them does a job's time-out reach this thread.
+            while not generating.done():
+                concurrent.futures.wait([generating], POLL_SECONDS)
+            return generating.result()
+        except concurrent.futures.CancelledError:
+            raise _handed_back(chunk) from None
+        except BaseException:
+            generating.cancel()
+            raise
 
     async def _generate(self, run: Run, chunk: Chunk, settings: Settings, urls: list[str], mark: object) -> bool:
         task: asyncio.Task[bool] | None = asyncio.current_task()

@@ -46,8 +46,16 @@ async def identify(http: aiohttp.ClientSession, url: str, settings: Settings, sa
         async with http.post(f"{url}/detokenize", json=body, timeout=timeout) as response:
             check_tokenizer(url, response.status, await response.text(), sample)
     async with http.get(f"{url}/server_info", timeout=timeout) as response:
-        # A gateway has none.
-        return str((await response.json())["version"]) if response.status == 200 else None
+        # A gateway has none, or one of its own.
+        return read_version(await response.text()) if response.status == 200 else None
+
+
+def read_version(text: str) -> str | None:
+    """The version that /server_info tells, or None: nothing depends on it."""
+    try:
+        return str(json.loads(text)["version"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def check_model(url: str, text: str, settings: Settings) -> None:
@@ -112,6 +120,15 @@ async def progress(http: aiohttp.ClientSession, url: str, timeout: float) -> obj
         return None
 
 
+def is_address(url: str) -> bool:
+    """Whether it is http:// or https:// with a host and, if any, a port that can be one."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
 async def addresses(url: str) -> list[str]:
     """The URL itself, or one for each address that its name stands for."""
     parts = urlsplit(url)
@@ -121,7 +138,8 @@ async def addresses(url: str) -> list[str]:
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
-    except OSError:
+    # A name with an empty or too long part is not even looked up.
+    except (OSError, UnicodeError):
         return [url]
     hosts = sorted({address[0] for _, _, _, _, address in found})
     if len(hosts) < 2:

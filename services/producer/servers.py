@@ -89,7 +89,7 @@ class Servers:
         self, urls: Sequence[str], settings: Settings, pace: Pace | None = None, sample: Prompt | None = None
     ) -> None:
         for url in urls:
-            if not url.startswith(("http://", "https://")):
+            if not probes.is_address(url):
                 raise UserError(f"server {url!r} in DFLASH_SERVERS: write it as http://HOST:PORT")
         if not urls:
             raise UserError("DFLASH_SERVERS names no server; set it to http://HOST:PORT, separated by commas")
@@ -99,6 +99,7 @@ class Servers:
         self._settings = settings
         self._sample = sample
         self._stopped = False
+        self._broken: BaseException | None = None
         self._opened = False
         self._order = itertools.count()
         self._in_flight = 0
@@ -115,14 +116,14 @@ class Servers:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2),
         )
         self._watching = asyncio.create_task(self._watch())
+        self._watching.add_done_callback(self._tell_its_end)
         return self
 
     async def __aexit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self._watching.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._watching
+        await asyncio.wait([self._watching])
         await self.http.close()
 
     @property
@@ -159,6 +160,8 @@ class Servers:
         """
         if self._stopped:
             raise StoppedError
+        if self._broken:
+            raise self._broken
         future: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._suspects if suspect else self._waiting, (priority, next(self._order), future))
         self._hand_out()
@@ -207,12 +210,18 @@ class Servers:
                 self._in_flight += 1
                 heapq.heappop(heap)[2].set_result(server)
 
-    def _fail_waiting(self, error: Exception) -> None:
+    def _fail_waiting(self, error: BaseException) -> None:
         for heap in (self._suspects, self._waiting):
             while heap:
                 future = heapq.heappop(heap)[2]
                 if not future.done():
                     future.set_exception(error)
+
+    def _tell_its_end(self, watching: asyncio.Task[None]) -> None:
+        """Nobody awaits the watch while requests wait for it: what ends it has to end them."""
+        if not watching.cancelled() and (error := watching.exception()):
+            self._broken = error
+            self._fail_waiting(error)
 
     async def _watch(self) -> None:
         checked = 0.0

@@ -102,16 +102,26 @@ async def _obey(session: Session) -> None:
     """Stop the session when the run is paused, and pause the run when a budget of its is used up."""
     counter = GenerateCounter(session.run)
     while session.stopped is None:
-        control = read_control(session.run)
-        if control.paused is None and (control.max_tokens or control.until):
-            tokens = total((await asyncio.to_thread(counter.count)).values()).output_tokens
-            if spent := control.spent(tokens):
-                pause(session.run, spent)
-                continue
-        if control.paused is not None:
-            structlog.get_logger().warning("run_paused", run=session.run.name, reason=control.paused)
-            session.stop(control.paused)
+        try:
+            await _look_at_control(session, counter)
+        except (OSError, ValueError) as error:
+            # Such as of a full disk: nobody awaits this task, and the budget has to hold when there is space again.
+            structlog.get_logger().error("control_not_obeyed", run=session.run.name, error=str(error))
         await asyncio.sleep(CONTROL_SECONDS)
+
+
+async def _look_at_control(session: Session, counter: GenerateCounter) -> None:
+    control = read_control(session.run)
+    if control.paused is None and (control.max_tokens or control.until):
+        tokens = total((await asyncio.to_thread(counter.count)).values()).output_tokens
+        # Counting takes its time, in which the operator may have given another budget.
+        control = read_control(session.run)
+        if control.paused is None and (spent := control.spent(tokens)):
+            pause(session.run, spent)
+            control = read_control(session.run)
+    if control.paused is not None:
+        structlog.get_logger().warning("run_paused", run=session.run.name, reason=control.paused)
+        session.stop(control.paused)
 
 
 def _sample(run: Run) -> Prompt | None:

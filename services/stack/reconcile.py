@@ -14,10 +14,10 @@ from services.ledger import check_balance
 from services.queue_names import Stage
 from services.queues import enqueue_missing
 from services.records import summarize
-from services.runs import Run, read_json
+from services.runs import Run, read_json, remove_unlocked
 from services.settings import Settings
 
-# A writer that was killed leaves its unfinished file; a live one needs seconds.
+# A writer that was killed leaves its unfinished file. A live one has locked it, or (the trainer) needs seconds.
 ABANDONED_SECONDS = 3600
 
 
@@ -86,14 +86,16 @@ def reconcile(run: Run, settings: Settings, connection: Redis, verify: bool = Fa
 
 
 def _remove_abandoned(run: Run) -> int:
-    abandoned = [
-        path
-        for path in run.root.glob("*/.*.tmp")
-        if path.is_file() and time.time() - path.stat().st_mtime > ABANDONED_SECONDS
-    ]
-    for path in abandoned:
-        path.unlink(missing_ok=True)
-    return len(abandoned)
+    found = [path for pattern in (".*.tmp", "*/.*.tmp") for path in run.root.glob(pattern)]
+    return sum(remove_unlocked(path) for path in found if _age(path) > ABANDONED_SECONDS)
+
+
+def _age(path: Path) -> float:
+    """Seconds; 0 for a file that is gone, as one is when its writer publishes it meanwhile."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _faults(run: Run, chunk: Chunk) -> list[str]:

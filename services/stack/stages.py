@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from services.chunks import read_chunks
 from services.control import submitted_chunks
 from services.errors import UserError
 from services.ledger import GenerateCounter, count_assembled, total
@@ -73,7 +72,7 @@ def submit(run: Run, settings: Settings, operator: Operator, wait: bool = True) 
             "generate",
             lambda: [(run.name, chunk) for chunk in chunks if not run.summary(chunk).is_file()],
             settings.generate.job_timeout,
-            _generate_standing(run),
+            generate_standing(run),
             lambda: check_not_paused(run),
         ),
         operator,
@@ -85,7 +84,7 @@ def submit(run: Run, settings: Settings, operator: Operator, wait: bool = True) 
             "assemble",
             lambda: [(run.name, chunk) for chunk in chunks if not run.assembled(chunk).is_file()],
             settings.assemble.job_timeout,
-            _assemble_standing(run),
+            assemble_standing(run),
         ),
         operator,
     )
@@ -178,13 +177,14 @@ def _source_standing(progress: dict[str, float]) -> Standing:
     return Standing(done, 100, f"% {progress['read']:,} rows, {progress['kept']:,} prompts")
 
 
-def _generate_standing(run: Run) -> Callable[[], Standing]:
-    """Prompts finished of all, with the token rate of the last seconds."""
+def generate_standing(run: Run) -> Callable[[], Standing]:
+    """Prompts finished of those that are submitted now, with the token rate of the last seconds."""
     seen: deque[tuple[float, int]] = deque()
     counter = GenerateCounter(run)
+    submitted = {chunk.chunk for chunk in submitted_chunks(run)}
 
     def standing() -> Standing:
-        counts = total(counter.count().values())
+        counts = total(counter.count(submitted).values())
         now = time.monotonic()
         seen.append((now, counts.output_tokens))
         while now - seen[0][0] > RATE_WINDOW_SECONDS:
@@ -197,12 +197,15 @@ def _generate_standing(run: Run) -> Callable[[], Standing]:
     return standing
 
 
-def _assemble_standing(run: Run) -> Callable[[], Standing]:
+def assemble_standing(run: Run) -> Callable[[], Standing]:
+    """Chunks assembled of those that are submitted now."""
     known: dict[str, dict[str, Any]] = {}
+    submitted = {chunk.chunk for chunk in submitted_chunks(run)}
 
     def standing() -> Standing:
-        samples = sum(count["samples"] for count in count_assembled(run, known).values())
-        return Standing(len(known), len(read_chunks(run)), f"chunks  {samples:,} samples")
+        counts = [count for chunk, count in count_assembled(run, known).items() if chunk in submitted]
+        samples = sum(count["samples"] for count in counts)
+        return Standing(len(counts), len(submitted), f"chunks  {samples:,} samples")
 
     return standing
 

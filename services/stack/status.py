@@ -1,6 +1,8 @@
 """A run's standing: prompts from its files, jobs and servers from Redis."""
 
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from redis import Redis
@@ -9,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rq import Worker
 
+from services.chunks import Chunk
 from services.control import read_control, submitted_chunks
 from services.ledger import GenerateCounter, GenerateCounts, count_assembled, total
 from services.live import read_live
@@ -34,7 +37,10 @@ class StatusView:
             parts.append(f"[yellow]paused: {control.paused}; go on with `dflash-stack resume {self._run.name}`[/]")
         try:
             if self._connection is not None and counts:
-                parts += _from_redis(self._run, total(counts.values()), self._connection)
+                chunks = submitted_chunks(self._run)
+                left = total(self._counter.count({chunk.chunk for chunk in chunks}).values()).waiting
+                time_left = partial(_time_left, left, total(counts.values()))
+                parts += _from_redis(self._run, chunks, time_left, self._connection)
         except RedisError as error:
             parts.append(f"[yellow]Redis does not answer ({error}): jobs, servers and rates are not known[/]")
         return Group(*parts)
@@ -55,8 +61,9 @@ def _prompts_table(run: Run, counts: dict[str, GenerateCounts], assembled: dict[
     return table
 
 
-def _from_redis(run: Run, counts: GenerateCounts, connection: Redis) -> list[RenderableType]:
-    chunks = submitted_chunks(run)
+def _from_redis(
+    run: Run, chunks: list[Chunk], time_left: Callable[[float], str], connection: Redis
+) -> list[RenderableType]:
     done = sum(run.summary(chunk.chunk).is_file() for chunk in chunks)
     names = [
         job_id("generate", "generate", run.name, chunk.chunk)
@@ -79,7 +86,7 @@ def _from_redis(run: Run, counts: GenerateCounts, connection: Redis) -> list[Ren
         parts.append(f"[yellow]`dflash-stack reconcile {run.name}` enqueues what failed or is in no queue[/]")
     if servers:
         parts.append(_servers_table(servers))
-        parts.append(f"{rate:,.0f} tok/s in all; {_time_left(run, counts, rate)}")
+        parts.append(f"{rate:,.0f} tok/s in all; {time_left(rate)}")
     return parts
 
 
@@ -106,10 +113,10 @@ def _servers_table(servers: dict[str, dict[str, Any]]) -> Table:
     return table
 
 
-def _time_left(run: Run, counts: GenerateCounts, rate: float) -> str:
-    prompts = sum(chunk.count for chunk in submitted_chunks(run)) - counts.finished - counts.in_journal
+def _time_left(prompts: int, counts: GenerateCounts, rate: float) -> str:
+    """For so many prompts, were their answers as long as those that the run has so far."""
     answered = counts.finished + counts.in_journal
-    if prompts <= 0:
+    if not prompts:
         return "nothing is left to generate"
     if not rate or not answered:
         return "the time left is not known yet"

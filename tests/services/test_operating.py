@@ -10,14 +10,16 @@ from redis import Redis
 from rich.console import Console
 from typer.testing import CliRunner
 
-from services.chunks import choose
+from services.chunks import choose, read_chunks
 from services.control import narrow, pause
 from services.errors import UserError
 from services.live import publish_live
 from services.queues import enqueue_missing, job_states, queue
+from services.runs import publish
 from services.stack.cli import app
 from services.stack.estimate import estimate
 from services.stack.reconcile import reconcile
+from services.stack.stages import assemble_standing, generate_standing
 from services.stack.status import StatusView
 from tests.making_runs import MakeRun
 from tests.services.fake_sglang import FakeSglang
@@ -68,6 +70,42 @@ def test_reconcile_removes_what_killed_writers_left(redis: Redis, make_run: Make
     assert [path.name for path in folder.iterdir()] == [".s-0.parquet.2.tmp"]
 
 
+def test_reconcile_keeps_what_a_slow_writer_still_writes(redis: Redis, make_run: MakeRun) -> None:
+    run, _, settings = make_run(PROMPTS)
+
+    def age(path: Path) -> None:
+        os.utime(path, (1, path.stat().st_mtime - 7200))
+
+    def write_and_reconcile(temporary: Path) -> None:
+        temporary.write_text("rows")
+        age(temporary)
+        assert reconcile(run, settings, redis).removed == 0
+
+    assert publish(run.prompts("slow"), write_and_reconcile)
+    assert run.prompts("slow").read_text() == "rows"
+
+
+def test_reconcile_removes_folders_that_killed_writers_left(redis: Redis, make_run: MakeRun) -> None:
+    run, _, settings = make_run(PROMPTS)
+    left = [run.root / ".dataset.1.tmp", run.prepared.parent / ".s.1.tmp"]
+    for folder in left:
+        folder.mkdir()
+        (folder / "rows").write_text("1")
+        os.utime(folder, (1, folder.stat().st_mtime - 7200))
+    assert reconcile(run, settings, redis).removed == 2
+    assert not any(folder.exists() for folder in left)
+
+
+def test_reconcile_stands_a_writer_that_publishes_meanwhile(
+    redis: Redis, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _, settings = make_run(PROMPTS)
+    gone = run.root / ".export.1.tmp"
+    there = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: [*there(path, pattern), gone])
+    assert reconcile(run, settings, redis).removed == 0
+
+
 def test_a_paused_run_is_not_submitted(redis: Redis, make_run: MakeRun) -> None:
     run, _, _ = make_run(PROMPTS)
     pause(run, "for lunch")
@@ -88,6 +126,8 @@ def test_part_of_a_run_is_submitted_and_reconciled(redis: Redis, make_run: MakeR
     assert _jobs(redis, "generate") == ["s-0", "s-1", "s-2", "s-3"]
     wrong = CliRunner().invoke(app, ["submit", "r", "--sources", "s,t"])
     assert str(wrong.exception) == "--sources: the run has no source 't'; its sources are s"
+    none = CliRunner().invoke(app, ["submit", "r", "--no-wait", "--sources", ","])
+    assert str(none.exception) == "--sources names none; the run's sources are s"
 
 
 def test_at_least_one_whole_chunk_is_chosen(make_run: MakeRun) -> None:
@@ -138,6 +178,20 @@ def test_status_adds_up_files_queues_and_servers(redis: Redis, make_run: MakeRun
     assert "6 tok/s in all" in text
     # 30 prompts are left, of 3 tokens each.
     assert "about 0 min left for 30 prompts" in text
+
+
+def test_what_is_left_is_counted_of_what_was_submitted(redis: Redis, make_run: MakeRun) -> None:
+    run, chunk, settings = make_run(PROMPTS, chunks=4)
+    with FakeSglang() as server:
+        asyncio.run(generate_once(run, read_chunks(run)[1], settings, [server.url]))
+        asyncio.run(generate_once(run, read_chunks(run)[2], settings, [server.url]))
+    # The two that are done were submitted another time; of this one nothing is.
+    narrow(run, None, chunk.count)
+    seen = {"state": "ready", "trouble": "", "in_flight": 7, "tokens_per_second": 1.5, "version": "0.5"}
+    publish_live(redis, "r", "one", {"chunks": 1, "servers": {"http://a": seen}})
+    assert "left for 10 prompts" in _shown(StatusView(run, redis))
+    assert generate_standing(run)()[:2] == (0, 10)
+    assert assemble_standing(run)()[:2] == (0, 1)
 
 
 def test_status_without_redis_shows_the_files(

@@ -7,8 +7,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from services.chunks import Chunk
+from services.errors import UserError
 from services.producer import probes
 from services.producer.generate import generate_chunk
 from services.producer.session import open_session
@@ -196,3 +198,48 @@ def test_a_gateway_without_sglangs_own_pages_can_be_asked(make_run: MakeRun) -> 
     with FakeSglang(gateway=True) as gateway:
         asyncio.run(generate_once(run, chunk, settings, [gateway.url], QUICK))
     assert {completion.server for completion in read_completions(run.completions("s-0"))} == {gateway.url}
+
+
+@pytest.mark.parametrize("url", ["http://sglang:port", "http://sglang:99999", "http://"])
+def test_an_address_that_cannot_be_one_is_named(make_run: MakeRun, url: str) -> None:
+    run, chunk, settings = make_run(PROMPTS)
+    with pytest.raises(UserError, match="DFLASH_SERVERS: write it as http://HOST:PORT"):
+        asyncio.run(asyncio.wait_for(generate_once(run, chunk, settings, [url], QUICK), 5))
+
+
+@pytest.mark.parametrize("page", ["{}", "[]", "no JSON"])
+def test_a_server_whose_page_cannot_be_read_does_not_keep_the_others_from_work(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, page: str
+) -> None:
+    async def server_info(_server: FakeSglang, _request: web.Request) -> web.Response:
+        return web.Response(text=page, content_type="application/json")
+
+    run, chunk, settings = make_run(PROMPTS)
+    with FakeSglang() as good:
+        monkeypatch.setattr(FakeSglang, "_server_info", server_info)
+        with FakeSglang() as odd:
+            monkeypatch.undo()
+            asyncio.run(asyncio.wait_for(generate_once(run, chunk, settings, [odd.url, good.url], QUICK), 10))
+    assert {completion.status for completion in read_completions(run.completions("s-0"))} == {"completed"}
+
+
+def test_a_fault_in_watching_the_servers_ends_the_chunk_instead_of_hanging_it(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(_url: str) -> list[str]:
+        raise LookupError("resolver")
+
+    run, chunk, settings = make_run(PROMPTS)
+    monkeypatch.setattr(probes, "addresses", broken)
+
+    failures: list[BaseException | None] = []
+
+    async def go() -> None:
+        async with open_session(run, settings, ["http://127.0.0.1:1"], QUICK) as session:
+            generating = asyncio.create_task(generate_chunk(session, chunk))
+            done, _ = await asyncio.wait([generating], timeout=5)
+            failures.extend(task.exception() for task in done)
+            generating.cancel()
+
+    asyncio.run(go())
+    assert [str(failure) for failure in failures] == ["resolver"]

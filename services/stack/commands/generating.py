@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from services.settings import Settings
     from services.stack.estimate import Estimate
 
+LONGEST_HOURS = 24 * 365
+
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="pause when the run has so many answer tokens")]
-MaxHours = Annotated[float | None, typer.Option(min=0, help="pause after so many hours from now")]
+MaxHours = Annotated[float | None, typer.Option(min=0, max=LONGEST_HOURS, help="pause after so many hours from now")]
 
 
 def register(app: typer.Typer) -> None:
@@ -158,6 +160,8 @@ def _sources(names: str | None, settings: "Settings") -> list[str] | None:
         return None
     known = [source.name for source in settings.sources]
     chosen = [name.strip() for name in names.split(",") if name.strip()]
+    if not chosen:
+        raise UserError(f"--sources names none; the run's sources are {', '.join(known)}")
     for name in chosen:
         if name not in known:
             raise UserError(f"--sources: the run has no source {name!r}; its sources are {', '.join(known)}")

@@ -22,6 +22,7 @@ from services.runs import (
     read_json,
     read_settings,
     record_rendering,
+    replace_json,
 )
 from services.settings import Settings
 
@@ -191,6 +192,24 @@ def test_a_damaged_run_record_is_told_by_its_key(tmp_path: Path, make_settings: 
     publish_json(run.record, content)
     with pytest.raises(UserError, match=r"run\.json: render: Field required"):
         read_settings(run)
+
+
+def test_a_replacing_file_is_on_the_disk_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    sync, rename = os.fsync, Path.replace
+
+    def noted_sync(descriptor: int) -> None:
+        done.append("sync")
+        sync(descriptor)
+
+    def noted_rename(path: Path, target: Path) -> Path:
+        done.append("rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    monkeypatch.setattr(Path, "replace", noted_rename)
+    replace_json(tmp_path / "run.json", {"settings": {}})
+    assert done == ["sync", "rename"]
 
 
 def test_how_prompts_are_rendered_is_recorded_once_and_kept(tmp_path: Path, make_settings: MakeSettings) -> None:

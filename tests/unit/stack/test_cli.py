@@ -1,13 +1,16 @@
 """A user's mistake is one line on standard error, exit status 1, and nothing written."""
 
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from services.settings import load_settings
+from services.stack import cli
 
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "config" / "demo.yaml"
@@ -120,3 +123,68 @@ def test_a_worker_that_never_started_is_unhealthy(tmp_path: Path, monkeypatch: p
     assert dflash_stack("healthcheck", "generate", runs=tmp_path).returncode == 0
     os.utime(tmp_path / "heartbeat-generate", (0, 0))
     assert "it hangs" in error_of(dflash_stack("healthcheck", "generate", runs=tmp_path))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"settings": 3}'])
+def test_a_damaged_run_record_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "known").mkdir()
+    (tmp_path / "known" / "run.json").write_text(content)
+    error = error_of(dflash_stack("report", "known", runs=tmp_path))
+    assert "known/run.json" in error
+
+
+def test_a_configuration_that_is_no_text_is_named(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_bytes(b"\xd0\xff")
+    error = error_of(dflash_stack("prepare", "run", "--config", str(config), runs=tmp_path))
+    assert f"configuration {config} is not YAML" in error
+
+
+@pytest.mark.parametrize("url", ["valkey://there", "redis://there:port"])
+def test_an_impossible_redis_address_is_named(tmp_path: Path, url: str) -> None:
+    error = error_of(dflash_stack("prepare", "run", "--config", str(DEMO), runs=tmp_path, redis_url=url))
+    assert "DFLASH_REDIS_URL" in error
+
+
+def test_an_impossible_environment_variable_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DFLASH_METRICS_PORT", "many")
+    assert "DFLASH_METRICS_PORT" in error_of(dflash_stack("status", "run", runs=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RedisConnectionError("Connection closed by server."), "Redis: Connection closed by server.;"),
+        (PermissionError(errno.EACCES, "Permission denied", "/runs/r/run.json"), "/runs/r/run.json: Permission denied"),
+        (OSError(errno.EROFS, "Read-only file system", "/runs/r"), "/runs/r: Read-only file system"),
+    ],
+)
+def test_what_fails_while_a_command_runs_is_one_line(
+    error: Exception, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: {told}")
+    assert printed.count("\n") == 1
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise FileNotFoundError("a file of its own")
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(FileNotFoundError):
+        cli.main()
+
+
+@pytest.mark.parametrize("hours", ["1e12", "nan", "inf"])
+def test_a_time_that_never_ends_is_refused(tmp_path: Path, hours: str) -> None:
+    finished = dflash_stack("resume", "run", "--max-hours", hours, runs=tmp_path)
+    assert finished.returncode == 2
+    assert "--max-hours" in finished.stderr
