@@ -67,7 +67,7 @@ def judge(
         _finish_fault(answer, settings)
         or _content_fault(content, settings)
         or _thinking_fault(content, settings, question, thinking_ids or {})
-        or _calls_fault(answer, settings, question)
+        or _calls_fault(answer, settings, question, thinking_ids or {})
     )
     return Outcome("rejected" if reason else "completed", reason, output_ids)
 
@@ -118,19 +118,26 @@ def _thinking_fault(
 ) -> str | None:
     if settings.unclosed_thinking == "keep" or THINK not in ids or END_THINK not in ids:
         return None
-    # Many templates end the prompt with <think>, so that the answer holds the closing tag alone.
     for part in (content, question.input_ids):
-        for token in reversed(part):
-            if token in (ids[THINK], ids[END_THINK]):
-                return "unclosed thinking" if token == ids[THINK] else None
+        if mark := _last_mark(part, ids):
+            return "unclosed thinking" if mark == THINK else None
     return None
 
 
-def _calls_fault(answer: Answer, settings: GenerateSettings, question: Question) -> str | None:
+def _last_mark(part: Sequence[int], ids: dict[str, int]) -> str | None:
+    names = {ids[mark]: mark for mark in (THINK, END_THINK) if mark in ids}
+    return next((names[token] for token in reversed(part) if token in names), None)
+
+
+def _calls_fault(answer: Answer, settings: GenerateSettings, question: Question, ids: dict[str, int]) -> str | None:
     # A truncated answer is kept or rejected as such: its last call cannot be whole.
     if settings.tool_calls == "keep" or question.tools is None or answer.finish_reason.get("type") != "stop":
         return None
-    return calls_fault(answer.text, question.tools)
+    # Many templates end the prompt with <think>, so that the answer holds the closing mark alone.
+    thinks = answer.text.lstrip().startswith(THINK) or _last_mark(question.input_ids, ids) == THINK
+    # What is thought about a call is no call.
+    said = answer.text.partition(END_THINK)[2] if thinks else answer.text
+    return calls_fault(said, question.tools)
 
 
 def _without_end(ids: list[int], end: int) -> list[int]:

@@ -114,3 +114,22 @@ def test_tool_calls_are_checked_where_tools_were_given() -> None:
     assert reason(stop, None) is None
     # A truncated answer is kept or rejected as such.
     assert reason(length, tools) is None
+
+
+@pytest.mark.parametrize(
+    ("prompt_ids", "text", "fault"),
+    [
+        ([1, 50], "A <tool_call> is due.</think>\n{call}", None),
+        ([1], "<think>A <tool_call> is due.</think>\n{call}", None),
+        ([1, 50], "A call is due.</think>\n<tool_call>{broken</tool_call>", "unparsable tool call"),
+        ([1, 50], "{call}</think>No call is due.", None),
+        # Closed in the prompt: a mark in an argument is an argument's.
+        ([1, 50, 51], '<tool_call>{"name": "get_time", "arguments": {"of": "</think>"}}</tool_call>', None),
+    ],
+)
+def test_what_is_thought_about_a_tool_call_is_none(prompt_ids: list[int], text: str, fault: str | None) -> None:
+    tools = '[{"type": "function", "function": {"name": "get_time"}}]'
+    text = text.replace("{call}", '<tool_call>{"name": "get_time", "arguments": {}}</tool_call>')
+    answer = Answer([5, END], {"type": "stop", "matched": END}, "s", text)
+    thinking = {"<think>": 50, "</think>": 51}
+    assert judge(answer, GenerateSettings(max_new_tokens=16), Question(prompt_ids, tools), thinking).reason == fault
