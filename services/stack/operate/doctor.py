@@ -63,7 +63,7 @@ def examine(folder: Path, env_file: Path) -> Iterator[Check]:
     yield from check_memory(services, int(docker("info", "--format", "{{.MemTotal}}")))
     yield from check_ports(services, {one.service for one in containers(project.name) if one.alive})
     yield from check_files(project)
-    yield from check_secrets(project)
+    yield from _or_wrong("secrets", lambda: check_secrets(project))
     yield from check_images(services)
 
 
@@ -160,15 +160,22 @@ def check_ports(services: Mapping[str, Any], up: set[str]) -> Iterator[Check]:
     """The ports that services publish; those that are up hold theirs."""
     for name, service in services.items():
         for port in service.get("ports", []):
-            address, number = port.get("host_ip", "0.0.0.0"), int(port.get("published", 0))
-            if name in up or not number:
+            address, first, last = port.get("host_ip", "0.0.0.0"), *_published(port)
+            if name in up or not last:
                 continue
-            where = f"{address}:{number}, for {name}"
-            if _is_taken(address, number):
-                remedy = f"end what listens there (ss -ltnp 'sport = :{number}'), or set another port in .env"
+            where = f"{address}:{first if first == last else f'{first}-{last}'}, for {name}"
+            # Of a range, Compose takes one that is free.
+            if all(_is_taken(address, number) for number in range(first, last + 1)):
+                remedy = f"end what listens there (ss -ltnp 'sport = :{first}'), or set another port in .env"
                 yield Check("port", "wrong", f"{where}: in use", remedy)
             else:
                 yield Check("port", "ok", f"{where}: free")
+
+
+def _published(port: Mapping[str, Any]) -> tuple[int, int]:
+    """First and last port of the host, as Compose renders them: "3000", "3000-3010"; 0 where the engine chooses."""
+    first, _, last = str(port.get("published") or 0).partition("-")
+    return int(first), int(last or first)
 
 
 def _is_taken(address: str, port: int) -> bool:
@@ -184,7 +191,7 @@ def _is_taken(address: str, port: int) -> bool:
 def check_files(project: Project) -> Iterator[Check]:
     """The files that .env names, as containers mount them and as their users can read them."""
     mounted = _mounted(project)
-    yield _check_model(mounted["/model"])
+    yield from _or_wrong("model", partial(_check_model, mounted["/model"]))
     data = mounted["/data"]
     if not data.is_dir():
         yield Check("data", "wrong", f"{data} is no folder", "set DATA_DIR to the folder of prompts and corpus")
@@ -195,23 +202,26 @@ def check_files(project: Project) -> Iterator[Check]:
     yield from _or_wrong("config", lambda: _check_config(project, mounted["/config/config.yaml"]))
 
 
-def _check_model(model: Path) -> Check:
+def _check_model(model: Path) -> Iterator[Check]:
     lacking = [name for name in ("config.json", "tokenizer.json") if not (model / name).is_file()]
     if not any(model.glob("*.safetensors")):
         lacking.append("*.safetensors")
     if lacking:
-        return Check("model", "wrong", f"{model} has no {', '.join(lacking)}", "set MODEL_DIR to the model's folder")
+        yield Check("model", "wrong", f"{model} has no {', '.join(lacking)}", "set MODEL_DIR to the model's folder")
+        return
     for path in sorted(model.iterdir()):
         if not path.resolve().is_relative_to(model.resolve()):
             # As the hub's cache has them: only this folder is mounted.
             what = f"{path} is a link out of the folder, and ends nowhere in a container"
             remedy = f"cp --recursive --dereference {model} ELSEWHERE, and set MODEL_DIR to that"
-            return Check("model", "wrong", what, remedy)
+            yield Check("model", "wrong", what, remedy)
+            return
     private = [path.name for path in model.iterdir() if path.exists() and not path.stat().st_mode & READABLE_BY_ALL]
     if private or model.stat().st_mode & OPEN_TO_ALL != OPEN_TO_ALL:
         what = f"{model}: {private[0]}" if private else str(model)
-        return Check("model", "wrong", f"{what} is for its owner only", f"chmod -R a+rX {model}")
-    return Check("model", "ok", str(model))
+        yield Check("model", "wrong", f"{what} is for its owner only", f"chmod -R a+rX {model}")
+    else:
+        yield Check("model", "ok", str(model))
 
 
 def _check_config(project: Project, path: Path) -> Iterator[Check]:
@@ -277,6 +287,9 @@ def _or_wrong(name: str, check: Callable[[], Iterator[Check]]) -> Iterator[Check
     except UserError as error:
         said, _, remedy = str(error).partition("; ")
         yield Check(name, "wrong", said, remedy)
+    except PermissionError as error:
+        remedy = "run this as the owner, or give this user the right to read it"
+        yield Check(name, "wrong", f"{error.filename}: {error.strerror}", remedy)
 
 
 def _mounted(project: Project) -> dict[str, Path]:

@@ -1,9 +1,10 @@
 """The doctor names what is wrong on a host, with the remedy beside it."""
 
+import errno
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -125,6 +126,33 @@ def test_a_port_that_is_taken_is_told_unless_the_service_itself_holds_it() -> No
         assert "set another port in .env" in found["port"].remedy
         assert list(check_ports(services, {"grafana"})) == []
     assert [check.state for check in check_ports(services, set())] == ["ok"]
+
+
+def test_a_range_of_ports_is_in_use_when_each_of_it_is() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+
+        def state(published: str) -> str:
+            services = {"grafana": {"ports": [{"host_ip": "127.0.0.1", "published": published}]}}
+            (check,) = check_ports(services, set())
+            return check.state
+
+        assert state(f"{port}-{port}") == "wrong"
+        assert state(f"{port}-{port + 20}") == "ok"
+    assert list(check_ports({"grafana": {"ports": [{"target": 3000}]}}, set())) == []
+
+
+def test_a_folder_that_this_user_may_not_read_is_a_line_and_the_rest_is_looked_at(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(path: Path, _pattern: str) -> Iterator[Path]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "glob", forbidden)
+    checks = {check.name: check for check in check_files(project)}
+    assert checks["model"].detail.endswith("model: Permission denied")
+    assert "this user the right" in checks["model"].remedy
+    assert checks["data"].state == "ok"
 
 
 def test_a_limit_over_the_hosts_memory_is_warned_of() -> None:
