@@ -40,7 +40,7 @@ if ! cmp --quiet tests/dclint/package-lock.json $dclint/made-from.json; then
   if ! npm ci --prefix $dclint --ignore-scripts --no-audit --no-fund --loglevel=error 2>$dclint/npm.log; then
     cat $dclint/npm.log >&2
     # A lock that does not fit, or packages that are not the locked ones: a fault of this checkout or worse.
-    if grep -qE 'EUSAGE|EINTEGRITY|EJSONPARSE' $dclint/npm.log; then
+    if grep -qE 'EUSAGE|EINTEGRITY|EJSONPARSE|ETARGET' $dclint/npm.log; then
       exit 1
     fi
     echo "dclint could not be fetched: it is left out" >&2
