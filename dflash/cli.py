@@ -152,15 +152,15 @@ def export(
     target: Annotated[Path, typer.Option(help="Hugging Face folder of the target the drafter was trained for.")],
     dtype: Annotated[str, typer.Option(help="bfloat16 (as servers want it) or float32.")] = "bfloat16",
 ) -> None:
-    """Write a drafter in the layout that SGLang loads, checked against its target."""
+    """Write a drafter in the layout that SGLang loads, checked against its target's embedding; no more of it is read."""
     import torch
 
     from dflash.export import export_draft
-    from dflash.target import load_target
+    from dflash.target_files import read_fit
 
     if dtype not in ("bfloat16", "float32"):
         raise DflashError(f"--dtype {dtype}: must be bfloat16 or float32")
-    typer.echo(str(export_draft(source, output, load_target(target, torch.float32), getattr(torch, dtype))))
+    typer.echo(str(export_draft(source, output, read_fit(target), getattr(torch, dtype))))
 
 
 @app.command()
@@ -179,7 +179,8 @@ def verify(
 ) -> None:
     """Check that a drafter and its target agree, link by link, from features to acceptance; exit code 1 if not.
 
-    Do it with an untrained drafter before a long run, and with the exported one before serving.
+    Do it with an untrained drafter before a long run, and with the exported one before serving. The links hold in
+    float32 only, so the target is loaded in it: 4 bytes a parameter, first in the host's memory, then on the device.
     """
     import torch
 

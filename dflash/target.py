@@ -51,6 +51,19 @@ class Target(TargetEnds):
         """The transformers configuration of the decoder."""
         return self.model.config.get_text_config(decoder=True)
 
+    @property
+    def fit(self) -> TargetFit:
+        """What a drafter has to fit."""
+        return TargetFit(self.path, self.embedding.weight, len(self.layers))
+
+
+class TargetFit(NamedTuple):
+    """What a drafter has to fit: the embedding's weight [rows, hidden] of the target at `path`, and its layers."""
+
+    path: Path
+    embedding: Tensor
+    layers: int
+
 
 class TargetOutput(NamedTuple):
     """Features [batch, length, taps * hidden] (empty without taps) and logits [batch, length, vocabulary]."""
@@ -161,17 +174,17 @@ def resolve_mask_token(target: Target, explicit: int | None) -> int:
         mask_token_id = tokenizer.mask_token_id
     if mask_token_id is None:
         raise DflashError(f"{target.path}: the tokenizer has no mask token: set mask_token_id to an unused token's id")
-    check_mask_token(target, mask_token_id)
+    check_mask_token(target.fit, mask_token_id)
     return mask_token_id
 
 
-def check_mask_token(target: Target, mask_token_id: int) -> None:
+def check_mask_token(target: TargetFit, mask_token_id: int) -> None:
     """Raise DflashError unless the token owns an embedding row that carries a signal.
 
     A row of almost zero gives every guess slot the same empty input: drafters trained on it accept almost
     nothing.
     """
-    weight = target.embedding.weight
+    weight = target.embedding
     if not 0 <= mask_token_id < len(weight):
         raise DflashError(f"mask token {mask_token_id} has no embedding row: {target.path} has {len(weight)} rows")
     norms = weight.float().norm(dim=-1)

@@ -68,13 +68,13 @@ def test_an_untied_head_that_is_missing_is_refused(llama_folder: Path, tmp_path:
 
 def test_a_mask_token_needs_an_embedding_row_with_a_signal(llama_folder: Path) -> None:
     target = load_target(llama_folder, torch.float32)
-    check_mask_token(target, 96)
+    check_mask_token(target.fit, 96)
     with pytest.raises(DflashError, match=r"mask token 97 has no embedding row"):
-        check_mask_token(target, 97)
+        check_mask_token(target.fit, 97)
     with torch.no_grad():
         target.embedding.weight[96] = 1e-6
     with pytest.raises(DflashError, match="almost zero"):
-        check_mask_token(target, 96)
+        check_mask_token(target.fit, 96)
 
 
 def test_without_a_tokenizer_the_mask_token_must_be_given(llama_folder: Path) -> None:
