@@ -152,7 +152,7 @@ def export(
     target: Annotated[Path, typer.Option(help="Hugging Face folder of the target the drafter was trained for.")],
     dtype: Annotated[str, typer.Option(help="bfloat16 (as servers want it) or float32.")] = "bfloat16",
 ) -> None:
-    """Write a drafter in the layout that SGLang loads, checked against its target's embedding; no more of it is read."""
+    """Write a drafter in the layout that SGLang loads, checked against its target, whose embedding alone is read."""
     import torch
 
     from dflash.export import export_draft

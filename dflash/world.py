@@ -69,6 +69,10 @@ class World:
         dist.broadcast_object_list(box, src=self.first_target, group=self._founders)
         return box[0]
 
+    def hand_on(self, tensor: Tensor) -> None:
+        """Overwrite a tensor (contiguous, in the host's memory) on the drafters with that of the first target."""
+        dist.broadcast(tensor.view(-1).view(torch.uint8), src=self.first_target, group=self._founders)
+
     def share_among_drafters(self, value: Shared) -> Shared:
         """Return the lead's value on every drafter."""
         if self.drafters == 1:
