@@ -20,9 +20,9 @@ from rich.progress import (
 )
 
 from dflash.config import EvaluationConfig, TrainingConfig, describe, load_config
-from dflash.errors import DflashError
+from dflash.errors import DflashError, LostRankError
 from dflash.files import set_aside
-from dflash.launch import INTERRUPTED, StoppedAtOnceError, launch
+from dflash.launch import INTERRUPTED, LOST_PEER, StoppedAtOnceError, launch
 from dflash.plan_command import plan
 
 # torch is imported by the commands that need it here: the launcher of a training run holds neither torch nor a device.
@@ -48,7 +48,8 @@ def train(
     """Train a drafter, or go on from the newest checkpoint in the run's output folder.
 
     Progress is in OUTPUT/metrics.jsonl, checkpoints in OUTPUT/checkpoints. Ctrl-C or SIGTERM saves a
-    checkpoint and ends with exit code 143; the same command goes on from it. A second one ends the run at once.
+    checkpoint and ends with exit code 143; the same command goes on from it. A second one ends the run at once. A
+    process that dies or hangs ends it with exit code 70; the same command goes on here too.
     """
     settings = load_config(config, TrainingConfig)
     if from_scratch and (aside := set_aside(settings.output)):
@@ -204,12 +205,12 @@ app.command()(plan)
 
 
 def main() -> None:
-    """Run the command line; a user's mistake ends in one line and exit code 1."""
+    """Run the command line; a user's mistake ends in one line and exit code 1, a process that died or hung in 70."""
     try:
         app()
     except DflashError as error:
         typer.echo(f"error: {error}", err=True)
-        sys.exit(1)
+        sys.exit(LOST_PEER if isinstance(error, LostRankError) else 1)
 
 
 def _bar(title: str, total: int | None) -> Progress:

@@ -68,7 +68,7 @@ def test_a_hung_rank_is_named_and_a_second_signal_ends_at_once(
     ranks = ranks_of(process.pid)
     os.kill(ranks[0], signal.SIGSTOP)
     _, said = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 1
+    assert process.returncode == 70
     assert "error: rank 0 (drafter) has not gone on for 20 s (stall_seconds)" in said
     assert all(is_gone(rank) for rank in ranks)
 
