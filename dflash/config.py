@@ -238,7 +238,7 @@ class TrainingConfig(_Config):
         description="Arithmetic of the drafter; its weights stay float32, the head computes in target_dtype.",
     )
     target_dtype: DtypeName = Field(default="float32", description="Weights and arithmetic of the target.")
-    device: str = Field(default="cpu", description="A torch device.")
+    device: str = Field(default="cpu", description="A torch device; cuda: a card for each process.")
     threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; default: torch's choice.")
     attention: AttentionName = Field(
         default="auto",
@@ -294,6 +294,17 @@ class TrainingConfig(_Config):
         if self.step_packs % self.topology.drafters:
             raise ValueError(
                 f"packs_per_step {self.packs_per_step} is not a multiple of topology.drafters {self.topology.drafters}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _every_process_has_its_card(self) -> TrainingConfig:
+        topology = self.topology
+        several = max(topology.drafters, topology.targets, topology.cards_per_target) > 1
+        if self.device.startswith("cuda:") and several:
+            raise ValueError(
+                f"device {self.device} is one card, and topology needs {topology.cards}: use device cuda, "
+                "which gives each process its own"
             )
         return self
 

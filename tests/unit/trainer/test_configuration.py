@@ -47,6 +47,10 @@ MISTAKES: dict[str, list[dict[str, Any]]] = {
     "_longest_sample_fits": [{"max_length": 65, "token_budget": 64}],
     "_a_block_fits": [{"max_draft_rows": 7, "draft": {"block_size": 8}}],
     "_flex_has_its_device": [{"attention": "flex", "device": "cpu"}],
+    "_every_process_has_its_card": [
+        {"device": "cuda:0", "topology": {"drafters": 2}},
+        {"device": "cuda:1", "topology": {"targets": 2}},
+    ],
     "_every_drafter_has_as_many_packs": [{"packs_per_step": 3, "topology": {"drafters": 2}}],
 }
 
