@@ -203,10 +203,11 @@ class _Run:
         loss = torch.zeros(())
         for number, content, pack in zip(numbers, contents, packs, strict=True):
             states = self.supply.take(first + number, content)
-            with clock.part("drafter_forward"):
+            with clock.part("gradient"):
                 result, labels = self._accumulate(pack, states, totals)
                 loss = loss + result.loss
-            sums.add(result, labels, pack)
+                # It waits for the device, so that what the gradient takes there is counted here.
+                sums.add(result, labels, pack)
         with clock.part("transfer"):
             mean, stops = world.add_among_drafters([float(loss), float(self.should_stop())])
             self._check_finite("the loss", mean)
