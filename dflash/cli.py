@@ -181,7 +181,7 @@ def verify(
     """Check that a drafter and its target agree, link by link, from features to acceptance; exit code 1 if not.
 
     Do it with an untrained drafter before a long run, and with the exported one before serving. The links hold in
-    float32 only, so the target is loaded in it: 4 bytes a parameter, first in the host's memory, then on the device.
+    float32 only, so the target is loaded in it: 4 bytes a parameter on the device.
     """
     import torch
 

@@ -79,6 +79,8 @@ class _DeepestTapReached(Exception):  # noqa: N818 - not an error: it ends a for
 def load_target(path: Path, dtype: torch.dtype, *devices: str) -> Target:
     """Load the Hugging Face folder `path`, frozen, in eval mode, on `devices`: by default the CPU; several: by layers.
 
+    Onto one CUDA device the weights go straight from the files; for several they are in the host's memory first.
+
     Raises DflashError when the folder is missing or unreadable, a weight of the model is not in it (it would
     be random), the model has no plain embedding and output head, or a device is not there.
     """
@@ -90,7 +92,11 @@ def load_target(path: Path, dtype: torch.dtype, *devices: str) -> Target:
     # transformers annotates the call without loading info, which returns a pair.
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
-        model, loading = load(path, dtype=dtype, local_files_only=True, output_loading_info=True)
+        model, loading = load(
+            path, dtype=dtype, local_files_only=True, output_loading_info=True, **_straight_to(devices)
+        )
+    except torch.cuda.OutOfMemoryError:
+        raise
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise DflashError(f"{path}: cannot be loaded as a causal language model ({_one_line(error)})") from error
     if loading["missing_keys"]:
@@ -101,6 +107,13 @@ def load_target(path: Path, dtype: torch.dtype, *devices: str) -> Target:
     elif devices:
         model.to(devices[0])
     return wrap_target(model, path)
+
+
+def _straight_to(devices: tuple[str, ...]) -> dict[str, Any]:
+    """Return what has transformers load onto the device; over several it would put hooks of its own between layers."""
+    if len(devices) != 1 or torch.device(devices[0]).type != "cuda":
+        return {}
+    return {"device_map": {"": torch.device(devices[0])}}
 
 
 def wrap_target(model: PreTrainedModel, path: Path) -> Target:
