@@ -19,7 +19,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from dflash.config import EvaluationConfig, TrainingConfig, describe, load_config
+from dflash.config import EvaluationConfig, TrainingConfig
+from dflash.config_file import describe, load_config
 from dflash.errors import DflashError, LostRankError
 from dflash.files import set_aside
 from dflash.launch import INTERRUPTED, LOST_PEER, StoppedAtOnceError, launch
