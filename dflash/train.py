@@ -75,7 +75,8 @@ def train(
     clock = clock or Clock()
     target = None if world.targets else found_target(config, devices)
     if target is None:
-        foundation = receive(config, world, devices[0])
+        with clock.part("data_wait"):
+            foundation = receive(config, world, devices[0])
     else:
         foundation = Foundation(initialize(config.draft, target, config.seed).to(target.device), target)
     data = found_data(config, world, foundation.ends.embedding.num_embeddings)
@@ -147,7 +148,9 @@ class _Run:
         if self.world.leads:
             remove_unpublished(output / "checkpoints")
             newest = next(reversed(list_checkpoints(output)), None)
-        newest = self.world.share_among_drafters(newest)
+        # The lead may be having its target answer the held-out prompts.
+        with self.clock.part("data_wait"):
+            newest = self.world.share_among_drafters(newest)
         progress, changes = Progress(), []
         if newest is not None:
             resumed = resume(newest, self.model, self.optimizer, self.identity)

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import multiprocessing
 from pathlib import Path
-from typing import Any
 
 from dflash.config import TrainingConfig
 
 SECONDS = 300.0
 
 
-def run_ranks(
-    config: TrainingConfig, folder: Path, stop_after: int | None = None, measuring_seconds: float | None = None
-) -> None:
-    """Run every rank of `config` until it ends; `folder` is for their meeting point.
-
-    With `measuring_seconds` as the launcher has them run, and every measurement of acceptance takes so long.
-    """
+def run_ranks(config: TrainingConfig, folder: Path, stop_after: int | None = None) -> None:
+    """Run every rank of `config` until it ends; `folder` is for their meeting point."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "dflash.train", "dflash.target_rank"])
     folder.mkdir(parents=True, exist_ok=True)
-    arguments = (config.model_dump_json(), str(folder / f"{config.output.name}.ranks"))
-    target, last = (_take_part, stop_after) if measuring_seconds is None else (_take_a_place, measuring_seconds)
+    arguments = (config.model_dump_json(), str(folder / f"{config.output.name}.ranks"), stop_after)
     processes = [
-        context.Process(target=target, args=(rank, *arguments, last)) for rank in range(config.topology.processes)
+        context.Process(target=_take_part, args=(rank, *arguments)) for rank in range(config.topology.processes)
     ]
     for process in processes:
         process.start()
@@ -61,24 +54,3 @@ def _take_part(rank: int, config_json: str, meeting_point: str, stop_after: int 
 
         train(config, should_stop=should_stop, world=world)
     leave()
-
-
-def _take_a_place(rank: int, config_json: str, meeting_point: str, measuring_seconds: float) -> None:
-    import io
-    import os
-    import time
-
-    import dflash.curve
-    import dflash.rank
-    from dflash.launch import Place
-
-    count = dflash.curve.count
-
-    def count_slowly(*arguments: Any) -> Any:
-        time.sleep(measuring_seconds)
-        return count(*arguments)
-
-    dflash.curve.count = count_slowly
-    config = TrainingConfig.model_validate_json(config_json).model_copy(update={"threads": 1})
-    beats = os.memfd_create("beats")
-    dflash.rank._work(Place(config, rank, os.getppid(), Path(meeting_point), -1, beats), io.StringIO())

@@ -117,17 +117,6 @@ def test_one_and_one_equal_one_bit_for_bit_with_a_teacher_and_a_curve(
     assert curves[0].count("\n") == 3
 
 
-def test_a_measurement_longer_than_a_stall_is_waited_for(llama_folder: Path, dataset: Path, tmp_path: Path) -> None:
-    prompt = {"prompt_id": "p", "source": "s", "input_ids": [5, 9, 30]}
-    (tmp_path / "prompts.jsonl").write_text(json.dumps(prompt) + "\n")
-    acceptance = {"prompts": tmp_path / "prompts.jsonl", "every": 2, "max_new_tokens": 4}
-    for targets in (0, 1):
-        output = tmp_path / str(targets)
-        config = config_of(llama_folder, dataset, output, targets, 2, steps=2, acceptance=acceptance, stall_seconds=1.0)
-        run_ranks(config, tmp_path, measuring_seconds=2.0)
-        assert (output / "acceptance.jsonl").read_text().count("\n") == 2
-
-
 def test_one_rank_asked_to_stop_stops_all_and_another_topology_goes_on(
     llama_folder: Path, dataset: Path, colocated: Path, tmp_path: Path
 ) -> None:
