@@ -19,10 +19,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from dflash.config import EvaluationConfig, TrainingConfig, describe, load_config
-from dflash.errors import DflashError
+from dflash.config import EvaluationConfig, TrainingConfig
+from dflash.config_file import describe, load_config
+from dflash.errors import DflashError, LostRankError
 from dflash.files import set_aside
-from dflash.launch import INTERRUPTED, StoppedAtOnceError, launch
+from dflash.launch import INTERRUPTED, LOST_PEER, StoppedAtOnceError, launch
 from dflash.plan_command import plan
 
 # torch is imported by the commands that need it here: the launcher of a training run holds neither torch nor a device.
@@ -48,7 +49,8 @@ def train(
     """Train a drafter, or go on from the newest checkpoint in the run's output folder.
 
     Progress is in OUTPUT/metrics.jsonl, checkpoints in OUTPUT/checkpoints. Ctrl-C or SIGTERM saves a
-    checkpoint and ends with exit code 143; the same command goes on from it. A second one ends the run at once.
+    checkpoint and ends with exit code 143; the same command goes on from it. A second one ends the run at once. A
+    process that dies or hangs ends it with exit code 70; the same command goes on here too.
     """
     settings = load_config(config, TrainingConfig)
     if from_scratch and (aside := set_aside(settings.output)):
@@ -152,15 +154,15 @@ def export(
     target: Annotated[Path, typer.Option(help="Hugging Face folder of the target the drafter was trained for.")],
     dtype: Annotated[str, typer.Option(help="bfloat16 (as servers want it) or float32.")] = "bfloat16",
 ) -> None:
-    """Write a drafter in the layout that SGLang loads, checked against its target."""
+    """Write a drafter in the layout that SGLang loads, checked against its target, whose embedding alone is read."""
     import torch
 
     from dflash.export import export_draft
-    from dflash.target import load_target
+    from dflash.target_files import read_fit
 
     if dtype not in ("bfloat16", "float32"):
         raise DflashError(f"--dtype {dtype}: must be bfloat16 or float32")
-    typer.echo(str(export_draft(source, output, load_target(target, torch.float32), getattr(torch, dtype))))
+    typer.echo(str(export_draft(source, output, read_fit(target), getattr(torch, dtype))))
 
 
 @app.command()
@@ -179,7 +181,8 @@ def verify(
 ) -> None:
     """Check that a drafter and its target agree, link by link, from features to acceptance; exit code 1 if not.
 
-    Do it with an untrained drafter before a long run, and with the exported one before serving.
+    Do it with an untrained drafter before a long run, and with the exported one before serving. The links hold in
+    float32 only, so the target is loaded in it: 4 bytes a parameter on the device.
     """
     import torch
 
@@ -203,12 +206,12 @@ app.command()(plan)
 
 
 def main() -> None:
-    """Run the command line; a user's mistake ends in one line and exit code 1."""
+    """Run the command line; a user's mistake ends in one line and exit code 1, a process that died or hung in 70."""
     try:
         app()
     except DflashError as error:
         typer.echo(f"error: {error}", err=True)
-        sys.exit(1)
+        sys.exit(LOST_PEER if isinstance(error, LostRankError) else 1)
 
 
 def _bar(title: str, total: int | None) -> Progress:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dflash.architecture import SLIDING, SMALLEST_WINDOW, LayerType
-from dflash.errors import DflashError
 
 DtypeName = Literal["float32", "bfloat16"]
 AttentionName = Literal["auto", "flex", "sdpa"]
@@ -238,7 +235,7 @@ class TrainingConfig(_Config):
         description="Arithmetic of the drafter; its weights stay float32, the head computes in target_dtype.",
     )
     target_dtype: DtypeName = Field(default="float32", description="Weights and arithmetic of the target.")
-    device: str = Field(default="cpu", description="A torch device.")
+    device: str = Field(default="cpu", description="A torch device; cuda: a card for each process.")
     threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; default: torch's choice.")
     attention: AttentionName = Field(
         default="auto",
@@ -294,6 +291,17 @@ class TrainingConfig(_Config):
         if self.step_packs % self.topology.drafters:
             raise ValueError(
                 f"packs_per_step {self.packs_per_step} is not a multiple of topology.drafters {self.topology.drafters}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _every_process_has_its_card(self) -> TrainingConfig:
+        topology = self.topology
+        several = max(topology.drafters, topology.targets, topology.cards_per_target) > 1
+        if self.device.startswith("cuda:") and several:
+            raise ValueError(
+                f"device {self.device} is one card, and topology needs {topology.cards}: use device cuda, "
+                "which gives each process its own"
             )
         return self
 
@@ -372,31 +380,3 @@ class EvaluationConfig(_Config):
         if self.temperature == 0:
             return None
         return Sampling(self.temperature, self.top_p, self.top_k, self.guessing)
-
-
-ConfigType = TypeVar("ConfigType", bound=BaseModel)
-
-
-def load_config(path: Path, kind: type[ConfigType]) -> ConfigType:
-    """Read a JSON or YAML file as `kind`. Raises DflashError in one line naming every wrong key."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except FileNotFoundError as error:
-        raise DflashError(f"{path}: no such configuration file") from error
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise DflashError(f"{path}: not readable as JSON or YAML ({' '.join(str(error).split())})") from error
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        raise DflashError(f"{path}: {describe(error)}") from error
-
-
-def describe(error: ValidationError) -> str:
-    """Return a pydantic error as one line: each wrong key and what is wrong with it."""
-    parts = []
-    for item in error.errors(include_url=False):
-        where = ".".join(str(part) for part in item["loc"])
-        what = "no such key" if item["type"] == "extra_forbidden" else item["msg"]
-        parts.append(f"{where}: {what}" if where else what)
-    return "; ".join(parts)

@@ -51,7 +51,7 @@ def evaluate(
     dtype = getattr(torch, config.dtype)
     target = load_target(config.target, dtype, config.device)
     draft = load_draft(draft_folder, config.device).to(dtype)
-    check_pair(draft.architecture, target, str(draft_folder))
+    check_pair(draft.architecture, target.fit, str(draft_folder))
     check_ids([prompt.input_ids for prompt in prompts], target)
     not_decoded = why_no_blocks(target)
     if not_decoded is not None and (config.sampling is not None or config.tree_budget is not None):

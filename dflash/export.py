@@ -24,7 +24,7 @@ from dflash.errors import DflashError
 from dflash.files import publish_folder, read_json, write_json
 from dflash.metrics import ACCEPTANCE_CURVE, best_step
 from dflash.model import DraftModel
-from dflash.target import Target, check_mask_token
+from dflash.target import TargetFit, check_mask_token
 
 WEIGHTS = "model.safetensors"
 
@@ -69,21 +69,22 @@ def check_tensors(found: dict[str, tuple[int, ...]], architecture: Architecture,
         raise DflashError(f"{where}: not a drafter of this configuration: {'; '.join(problems[:3])}{more}")
 
 
-def check_pair(architecture: Architecture, target: Target, where: str) -> None:
+def check_pair(architecture: Architecture, target: TargetFit, where: str) -> None:
     """Raise DflashError unless the drafter fits `target`: width, vocabulary, taps and mask token."""
+    rows, width = target.embedding.shape
     pairs = (
-        ("hidden_size", architecture.hidden_size, target.embedding.embedding_dim),
-        ("vocab_size", architecture.vocab_size, target.embedding.num_embeddings),
-        ("num_target_layers", architecture.num_target_layers, len(target.layers)),
+        ("hidden_size", architecture.hidden_size, width),
+        ("vocab_size", architecture.vocab_size, rows),
+        ("num_target_layers", architecture.num_target_layers, target.layers),
     )
     for name, ours, theirs in pairs:
         if ours != theirs:
             raise DflashError(f"{where}: made for another target: {name} {ours}, but {target.path} has {theirs}")
-    check_target_layer_ids(architecture.target_layer_ids, len(target.layers))
+    check_target_layer_ids(architecture.target_layer_ids, target.layers)
     check_mask_token(target, architecture.mask_token_id)
 
 
-def export_draft(source: Path, output: Path, target: Target, dtype: torch.dtype = torch.bfloat16) -> Path:
+def export_draft(source: Path, output: Path, target: TargetFit, dtype: torch.dtype = torch.bfloat16) -> Path:
     """Publish the drafter of `source` (a run, a checkpoint or a drafter folder) at `output` and read it back.
 
     Raises DflashError when it does not fit the target, or a weight is not finite in `dtype`.

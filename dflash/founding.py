@@ -12,7 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
+from dflash.architecture import Architecture
 from dflash.config import TrainingConfig
 from dflash.data import Dataset, check_vocabulary, open_dataset, trainable_rows
 from dflash.errors import DflashError
@@ -37,6 +39,15 @@ class Data(NamedTuple):
     dataset: Dataset
     rows: NDArray[np.int64]
     order: DataOrder
+
+
+class _Foretold(NamedTuple):
+    """What is known before the tensors come: the drafter's, by `names`, the embedding's and, unless tied, the head."""
+
+    architecture: Architecture
+    names: list[str]
+    embedding: nn.Embedding
+    kinds: list[tuple[torch.Size, torch.dtype]]
 
 
 def own_devices(config: TrainingConfig, rank: int) -> list[str]:
@@ -65,21 +76,36 @@ def hand_out(config: TrainingConfig, world: World, target: Target) -> DraftModel
     if world.rank != world.first_target:
         return None
     model = initialize(config.draft, target, config.seed)
-    head = None if target.head is target.embedding.weight else target.head.detach().cpu()
-    embedding = deepcopy(target.embedding).cpu()
-    world.share_among_founders((model.architecture, _numbers(model), embedding, head))
+    weight = target.embedding.weight
+    tensors = [*model.state_dict().values(), weight, *([] if target.head is weight else [target.head])]
+    # Some families scale or pad in the embedding: the module goes too, but for its weight.
+    embedding = deepcopy(target.embedding, {id(weight): nn.Parameter(torch.empty(0), requires_grad=False)}).cpu()
+    kinds = [(tensor.shape, tensor.dtype) for tensor in tensors]
+    world.share_among_founders(_Foretold(model.architecture, list(model.state_dict()), embedding, kinds))
+    for tensor in tensors:
+        world.hand_on(tensor.detach().cpu().contiguous())
     return model
 
 
 def receive(config: TrainingConfig, world: World, device: str) -> Foundation:
-    """As a drafter, take what the first target gives."""
-    architecture, tensors, embedding, head = world.share_among_founders((None, None, None, None))
-    assert architecture is not None
-    model = DraftModel(architecture)
-    model.load_state_dict(tensors)
-    embedding = embedding.to(device)
-    ends = TargetEnds(embedding, embedding.weight if head is None else head.to(device), config.target)
-    return Foundation(model.to(device), ends)
+    """As a drafter, take what the first target gives, tensor by tensor onto `device`."""
+    foretold: _Foretold | None = world.share_among_founders(None)
+    assert foretold is not None
+
+    def take(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        tensor = torch.empty(shape, dtype=dtype)
+        world.hand_on(tensor)
+        return tensor.to(device)
+
+    tensors = [take(*kind) for kind in foretold.kinds]
+    with torch.device("meta"):
+        model = DraftModel(foretold.architecture)
+    names = foretold.names
+    model.load_state_dict(dict(zip(names, tensors, strict=False)), assign=True)
+    weight, *head = tensors[len(names) :]
+    embedding = foretold.embedding.to(device)
+    embedding.weight = nn.Parameter(weight, requires_grad=False)
+    return Foundation(model, TargetEnds(embedding, head[0] if head else embedding.weight, config.target))
 
 
 def found_data(config: TrainingConfig, world: World, vocab_size: int | None) -> Data:
@@ -105,7 +131,3 @@ def found_data(config: TrainingConfig, world: World, vocab_size: int | None) -> 
     limits = PackLimits(config.token_budget, config.max_batch_size)
     order = DataOrder(lambda epoch: epoch_rows(sources, config.seed, epoch), lengths, limits, config.seed)
     return Data(dataset, rows, order)
-
-
-def _numbers(model: DraftModel) -> dict[str, torch.Tensor]:
-    return {name: tensor.cpu() for name, tensor in model.state_dict().items()}

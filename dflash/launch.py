@@ -23,12 +23,12 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from dflash.config import TrainingConfig, role_of
-from dflash.errors import DflashError
+from dflash.errors import DflashError, LostRankError
 from dflash.parts import WAITING, Beats
 
 # What a shell reports for a process that SIGTERM ended: the run is whole but not finished.
 INTERRUPTED = 143
-# How a rank ends that lost another one.
+# How a rank ends that lost another one, and a run that lost a rank.
 LOST_PEER = 70
 POLL_SECONDS = 0.2
 # For starting Python and importing torch, which count as no stall.
@@ -102,7 +102,8 @@ def launch(config: TrainingConfig, on_progress: Callable[[dict[str, Any]], None]
     Args:
         on_progress: called with each line that the lead reports.
 
-    Raises DflashError when a rank fails, dies or hangs; no process is left, and the last checkpoint is whole.
+    Raises DflashError when a rank fails, LostRankError when it dies or hangs; no process is left, and the last
+    checkpoint is whole.
     """
     with tempfile.TemporaryDirectory(prefix="dflash-") as folder:
         return _Launcher(config, Path(folder) / "ranks", on_progress).run()
@@ -194,7 +195,7 @@ class _Launcher:
             self._on_progress(line)
 
     def _fail(self) -> None:
-        """Raise DflashError with what went wrong first: a rank's own words, else a rank that was killed."""
+        """Raise with what went wrong first: a rank's own words, else a rank that was killed."""
         deadline = time.monotonic() + LAST_WORDS_SECONDS
         while time.monotonic() < deadline and not any(rank.error for rank in self._ranks):
             self._listen(POLL_SECONDS)
@@ -207,7 +208,7 @@ class _Launcher:
         rank = (first or dead)[0]
         status = rank.process.returncode
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        raise DflashError(
+        raise LostRankError(
             f"{rank.name} {how}; what it said is above; the last checkpoint in {self._config.output} is whole: "
             "the same command goes on from it"
         )
@@ -224,7 +225,7 @@ class _Launcher:
         if not hung:
             return
         rank = hung[0]
-        raise DflashError(
+        raise LostRankError(
             f"{rank.name} has not gone on for {limit:.0f} s (stall_seconds) in {last[rank.number].part}; all ranks are "
             f"ended; the last checkpoint in {self._config.output} is whole: the same command goes on from it"
         )

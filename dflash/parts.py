@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, NamedTuple, get_args
 
-Part = Literal["data_wait", "target_forward", "transfer", "drafter_forward", "backward", "optimizer", "other"]
+# `gradient` is forward, loss and backward at once: the head's gradient is made in the forward pass.
+Part = Literal["data_wait", "target_forward", "transfer", "gradient", "optimizer", "other"]
 PARTS: tuple[Part, ...] = get_args(Part)
 # In these a process waits for others: it is not to blame when nothing goes on.
 WAITING = frozenset({"data_wait", "transfer"})

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from dflash.architecture import Architecture, tensor_shapes
 from dflash.config import DtypeName, Role, TrainingConfig
@@ -24,6 +23,7 @@ from dflash.initialize import architecture_for
 from dflash.limits import draft_rows, limits_after, rows_at_once
 from dflash.placement import cards_of_layers, parameters_of
 from dflash.target import decoder_layers
+from dflash.target_files import weightless_target
 
 ROLES: tuple[Role, ...] = get_args(Role)
 FP32 = 4
@@ -87,16 +87,8 @@ def read_target_shape(path: Path) -> TargetShape:
 
     Raises DflashError when it is missing, or of no model that transformers knows.
     """
-    if not (path / "config.json").is_file():
-        raise DflashError(f"{path}: no target model here (config.json is missing)")
-    try:
-        text = AutoConfig.from_pretrained(path, local_files_only=True).get_text_config(decoder=True)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(text)  # type: ignore[no-untyped-call]
-    except (OSError, ValueError, KeyError) as error:
-        raise DflashError(
-            f"{path}: not a causal language model's configuration ({' '.join(str(error).split())})"
-        ) from error
+    model = weightless_target(path)
+    text = model.config
     return TargetShape(text, bool(text.tie_word_embeddings), *parameters_of(model, decoder_layers(model, path)))
 
 

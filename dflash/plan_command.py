@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from dflash.config import TrainingConfig, load_config
+from dflash.config import TrainingConfig
+from dflash.config_file import load_config
 from dflash.errors import DflashError
 
 

@@ -60,7 +60,8 @@ def _work(place: Place, reports: TextIO) -> int:
     if devices[0].startswith("cuda"):
         # What names no card, such as pinned memory and random states, is this one's.
         torch.cuda.set_device(devices[0])
-    world = join(place.rank, config.topology, place.meeting_point, config.stall_seconds, config.device)
+    with clock.part("data_wait"):
+        world = join(place.rank, config.topology, place.meeting_point, config.device)
     if world.role == "target":
         # It ends when the drafters take no more packs.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

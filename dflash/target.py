@@ -51,6 +51,19 @@ class Target(TargetEnds):
         """The transformers configuration of the decoder."""
         return self.model.config.get_text_config(decoder=True)
 
+    @property
+    def fit(self) -> TargetFit:
+        """What a drafter has to fit."""
+        return TargetFit(self.path, self.embedding.weight, len(self.layers))
+
+
+class TargetFit(NamedTuple):
+    """What a drafter has to fit: the embedding's weight [rows, hidden] of the target at `path`, and its layers."""
+
+    path: Path
+    embedding: Tensor
+    layers: int
+
 
 class TargetOutput(NamedTuple):
     """Features [batch, length, taps * hidden] (empty without taps) and logits [batch, length, vocabulary]."""
@@ -66,6 +79,8 @@ class _DeepestTapReached(Exception):  # noqa: N818 - not an error: it ends a for
 def load_target(path: Path, dtype: torch.dtype, *devices: str) -> Target:
     """Load the Hugging Face folder `path`, frozen, in eval mode, on `devices`: by default the CPU; several: by layers.
 
+    Onto one CUDA device the weights go straight from the files; for several they are in the host's memory first.
+
     Raises DflashError when the folder is missing or unreadable, a weight of the model is not in it (it would
     be random), the model has no plain embedding and output head, or a device is not there.
     """
@@ -77,7 +92,11 @@ def load_target(path: Path, dtype: torch.dtype, *devices: str) -> Target:
     # transformers annotates the call without loading info, which returns a pair.
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
-        model, loading = load(path, dtype=dtype, local_files_only=True, output_loading_info=True)
+        model, loading = load(
+            path, dtype=dtype, local_files_only=True, output_loading_info=True, **_straight_to(devices)
+        )
+    except torch.cuda.OutOfMemoryError:
+        raise
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise DflashError(f"{path}: cannot be loaded as a causal language model ({_one_line(error)})") from error
     if loading["missing_keys"]:
@@ -88,6 +107,13 @@ def load_target(path: Path, dtype: torch.dtype, *devices: str) -> Target:
     elif devices:
         model.to(devices[0])
     return wrap_target(model, path)
+
+
+def _straight_to(devices: tuple[str, ...]) -> dict[str, Any]:
+    """Return what has transformers load onto the device; over several it would put hooks of its own between layers."""
+    if len(devices) != 1 or torch.device(devices[0]).type != "cuda":
+        return {}
+    return {"device_map": {"": torch.device(devices[0])}}
 
 
 def wrap_target(model: PreTrainedModel, path: Path) -> Target:
@@ -161,17 +187,17 @@ def resolve_mask_token(target: Target, explicit: int | None) -> int:
         mask_token_id = tokenizer.mask_token_id
     if mask_token_id is None:
         raise DflashError(f"{target.path}: the tokenizer has no mask token: set mask_token_id to an unused token's id")
-    check_mask_token(target, mask_token_id)
+    check_mask_token(target.fit, mask_token_id)
     return mask_token_id
 
 
-def check_mask_token(target: Target, mask_token_id: int) -> None:
+def check_mask_token(target: TargetFit, mask_token_id: int) -> None:
     """Raise DflashError unless the token owns an embedding row that carries a signal.
 
     A row of almost zero gives every guess slot the same empty input: drafters trained on it accept almost
     nothing.
     """
-    weight = target.embedding.weight
+    weight = target.embedding
     if not 0 <= mask_token_id < len(weight):
         raise DflashError(f"mask token {mask_token_id} has no embedding row: {target.path} has {len(weight)} rows")
     norms = weight.float().norm(dim=-1)

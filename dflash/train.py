@@ -75,7 +75,8 @@ def train(
     clock = clock or Clock()
     target = None if world.targets else found_target(config, devices)
     if target is None:
-        foundation = receive(config, world, devices[0])
+        with clock.part("data_wait"):
+            foundation = receive(config, world, devices[0])
     else:
         foundation = Foundation(initialize(config.draft, target, config.seed).to(target.device), target)
     data = found_data(config, world, foundation.ends.embedding.num_embeddings)
@@ -147,7 +148,9 @@ class _Run:
         if self.world.leads:
             remove_unpublished(output / "checkpoints")
             newest = next(reversed(list_checkpoints(output)), None)
-        newest = self.world.share_among_drafters(newest)
+        # The lead may be having its target answer the held-out prompts.
+        with self.clock.part("data_wait"):
+            newest = self.world.share_among_drafters(newest)
         progress, changes = Progress(), []
         if newest is not None:
             resumed = resume(newest, self.model, self.optimizer, self.identity)
@@ -203,10 +206,11 @@ class _Run:
         loss = torch.zeros(())
         for number, content, pack in zip(numbers, contents, packs, strict=True):
             states = self.supply.take(first + number, content)
-            with clock.part("drafter_forward"):
+            with clock.part("gradient"):
                 result, labels = self._accumulate(pack, states, totals)
                 loss = loss + result.loss
-            sums.add(result, labels, pack)
+                # It waits for the device, so that what the gradient takes there is counted here.
+                sums.add(result, labels, pack)
         with clock.part("transfer"):
             mean, stops = world.add_among_drafters([float(loss), float(self.should_stop())])
             self._check_finite("the loss", mean)

@@ -139,7 +139,7 @@ def _measure(name: str, link: Callable[[], str]) -> Link:
 
 def _fits(case: _Case) -> str:
     shape = case.draft.architecture
-    check_pair(shape, case.target, str(case.folder))
+    check_pair(shape, case.target.fit, str(case.folder))
     sliding = sum(window is not None for window in shape.windows)
     windows = f", {sliding} of {shape.num_layers} layers with a window of {shape.sliding_window}" if sliding else ""
     return (

@@ -21,6 +21,8 @@ from dflash.config import Role, TopologyConfig, role_of
 
 Shared = TypeVar("Shared")
 LEAD = 0
+# The launcher knows by their beats which ranks go on, and ends all when one does not: waiting alone is no fault.
+LONGEST_EXCHANGE = timedelta(days=365)
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,10 @@ class World:
         dist.broadcast_object_list(box, src=self.first_target, group=self._founders)
         return box[0]
 
+    def hand_on(self, tensor: Tensor) -> None:
+        """Overwrite a tensor (contiguous, in the host's memory) on the drafters with that of the first target."""
+        dist.broadcast(tensor.view(-1).view(torch.uint8), src=self.first_target, group=self._founders)
+
     def share_among_drafters(self, value: Shared) -> Shared:
         """Return the lead's value on every drafter."""
         if self.drafters == 1:
@@ -109,16 +115,15 @@ class World:
 ALONE = World()
 
 
-def join(rank: int, topology: TopologyConfig, meeting_point: Path, seconds: float, device: str) -> World:
+def join(rank: int, topology: TopologyConfig, meeting_point: Path, device: str) -> World:
     """Join the other ranks, which meet at the file `meeting_point`.
 
     Args:
-        seconds: how long an exchange may take before it counts as broken.
         device: the run's torch device; decides between NCCL and gloo.
     """
     if topology.processes == 1:
         return ALONE
-    limit = timedelta(seconds=seconds)
+    limit = LONGEST_EXCHANGE
     dist.init_process_group(
         "gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=topology.processes, timeout=limit
     )

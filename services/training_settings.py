@@ -97,6 +97,11 @@ class TopologySettings(Section):
     look_ahead_bytes: int = Field(default=8 * 2**30, ge=1, description="host memory of each target for states to come")
     shard_optimizer: bool = Field(default=False, description="share AdamW's state out among the drafters")
 
+    @property
+    def cards(self) -> int:
+        """Cards in all, where the device is `cuda`."""
+        return self.drafters + self.targets * self.cards_per_target
+
     @model_validator(mode="after")
     def _only_targets_have_several_cards(self) -> Self:
         if self.cards_per_target > 1 and not self.targets:
@@ -172,6 +177,13 @@ class TrainSettings(Section):
             )
         if self.attention == "flex" and not self.device.startswith("cuda"):
             raise ValueError(f"attention: flex trains on CUDA devices only, not on {self.device}: use auto or sdpa")
+        topology = self.topology
+        several = max(topology.drafters, topology.targets, topology.cards_per_target) > 1
+        if self.device.startswith("cuda:") and several:
+            raise ValueError(
+                f"device {self.device} is one card, and topology needs {topology.cards}: use device cuda, "
+                "which gives each process its own"
+            )
         return self
 
 

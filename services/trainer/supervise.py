@@ -11,7 +11,8 @@ import structlog
 from services.errors import UserError
 from services.lifetime import ends_with_this_process
 
-USER_ERROR_STATUS = 1
+# A traceback of Python ends with the same status: the line tells them apart.
+USER_ERROR_STATUS, USER_ERROR_LINE = 1, "error: "
 
 
 class StoppedError(Exception):
@@ -32,6 +33,7 @@ def run_dflash(log: Path, *arguments: str | Path) -> None:
     command = [sys.executable, "-m", "dflash", *map(str, arguments)]
     stopped = False
     with log.open("ab") as output:
+        begin = output.tell()
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -53,12 +55,14 @@ def run_dflash(log: Path, *arguments: str | Path) -> None:
     structlog.get_logger().info("dflash_ended", command=arguments[0], status=status, log=str(log))
     if stopped:
         raise StoppedError(f"dflash {arguments[0]} was stopped; the next job goes on from its checkpoint")
-    if status == USER_ERROR_STATUS:
-        raise UserError(_last_line(log).removeprefix("error: "))
     if status != 0:
-        raise ChildProcessError(f"dflash {arguments[0]} ended with status {status}: {_last_line(log)}; see {log}")
+        said = _last_line(log, begin)
+        if status == USER_ERROR_STATUS and said.startswith(USER_ERROR_LINE):
+            raise UserError(said.removeprefix(USER_ERROR_LINE))
+        raise ChildProcessError(f"dflash {arguments[0]} ended with status {status}: {said}; see {log}")
 
 
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+def _last_line(log: Path, begin: int) -> str:
+    """Return the last line of what is in the log from the byte `begin` on."""
+    lines = log.read_bytes()[begin:].decode("utf-8", errors="replace").strip().splitlines()
     return lines[-1].strip() if lines else "it said nothing"

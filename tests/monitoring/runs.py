@@ -21,8 +21,7 @@ PARTS = {
     "data_wait": 0.05,
     "target_forward": 0.4,
     "transfer": 0.02,
-    "drafter_forward": 0.2,
-    "backward": 0.3,
+    "gradient": 0.5,
     "optimizer": 0.03,
 }
 

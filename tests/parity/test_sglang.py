@@ -47,7 +47,7 @@ def test_an_exported_drafter_is_accepted_as_here_alone_and_with_eight_requests_a
     shape |= {"layer_types": LAYER_TYPES, "sliding_window": 12}
     changes = {"steps": 120, "learning_rate": 6e-3, "anchors": 64, "token_budget": 256}
     config = training_config(target.path, dataset, tmp_path / "run", draft=shape, **changes)
-    exported = export_draft(train(config).checkpoint, tmp_path / "draft", target, torch.float32)
+    exported = export_draft(train(config).checkpoint, tmp_path / "draft", target.fit, torch.float32)
     draft = load_draft(exported)
     ours = [speculative_decode(target, draft, prompt, MAX_NEW_TOKENS) for prompt in prompts]
     assert max(max(output.acceptance_lengths) for output in ours) == config.draft.block_size

@@ -69,7 +69,7 @@ def learn(target_folder: Path, folder: Path) -> tuple[Path, Path]:
             "feature_cache_bytes": 100_000_000,
         }
     )
-    exported = export_draft(train(config).checkpoint, folder / "draft", target, torch.float32)
+    exported = export_draft(train(config).checkpoint, folder / "draft", target.fit, torch.float32)
     lines = [{"prompt_id": str(i), "source": "questions", "input_ids": ids} for i, ids in enumerate(prompts)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return exported, folder / "prompts.jsonl"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dflash.checkpoint import list_checkpoints
 from dflash.config import TrainingConfig
+from dflash.launch import LOST_PEER
 from dflash.metrics import drop_lines_after
 
 STEPS_BETWEEN = 6
@@ -67,7 +68,7 @@ def kill_once(config: TrainingConfig, step: int, whom: int) -> str:
     while not all(is_gone(rank) for rank in ranks):
         assert time.monotonic() < deadline, "a rank is left"
         time.sleep(0.05)
-    assert process.returncode == (-signal.SIGKILL if whom < 0 else 1)
+    assert process.returncode == (-signal.SIGKILL if whom < 0 else LOST_PEER)
     return said.strip().splitlines()[-1] if said.strip() else ""
 
 

@@ -40,7 +40,7 @@ def _take_part(rank: int, config_json: str, meeting_point: str, stop_after: int 
 
     torch.set_num_threads(1)
     config = TrainingConfig.model_validate_json(config_json)
-    world = join(rank, config.topology, Path(meeting_point), SECONDS, config.device)
+    world = join(rank, config.topology, Path(meeting_point), config.device)
     if world.role == "target":
         serve_states(config, world, Clock())
     else:

@@ -40,7 +40,7 @@ def test_default_taps_are_those_of_the_published_drafters() -> None:
 def test_an_export_reads_back_and_names_its_tensors_as_servers_do(
     target: Target, draft_folder: Path, tmp_path: Path
 ) -> None:
-    output = export_draft(draft_folder, tmp_path / "exported", target, torch.bfloat16)
+    output = export_draft(draft_folder, tmp_path / "exported", target.fit, torch.bfloat16)
     tensors = load_file(output / "model.safetensors")
     assert len(tensors) == 2 * 11 + 3
     assert {name.split(".")[0] for name in tensors} == {"fc", "hidden_norm", "norm", "layers"}
@@ -53,7 +53,7 @@ def test_an_export_reads_back_and_names_its_tensors_as_servers_do(
     assert config["dflash_config"] == {"mask_token_id": 96, "target_layer_ids": [1, 3]}
     assert (config["block_size"], config["num_target_layers"], config["dtype"]) == (4, 6, "bfloat16")
     with pytest.raises(DflashError, match="already exists"):
-        export_draft(draft_folder, output, target)
+        export_draft(draft_folder, output, target.fit)
 
 
 def test_the_window_of_sliding_layers_is_written_as_servers_read_it(target: Target, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_wrong_tensors_are_refused(
         tensors[name] = value
     save_file(tensors, draft_folder / "model.safetensors")
     with pytest.raises(DflashError, match=message):
-        export_draft(draft_folder, tmp_path / "exported", target)
+        export_draft(draft_folder, tmp_path / "exported", target.fit)
     assert not (tmp_path / "exported").exists()
 
 
@@ -114,7 +114,7 @@ def test_a_drafter_that_does_not_fit_the_target_is_refused(
     config["dflash_config"][key] = value
     (draft_folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(DflashError, match=message):
-        export_draft(draft_folder, tmp_path / "exported", target)
+        export_draft(draft_folder, tmp_path / "exported", target.fit)
 
 
 def test_a_warm_start_copies_the_targets_layers(target: Target) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from dflash.checkpoint import list_checkpoints
 from dflash.config import TrainingConfig
+from dflash.launch import launch
 from tests.unit.dflash.conftest import random_rows, training_config, write_dataset
 from tests.unit.dflash.kills import PATIENCE, campaign, is_gone, newest_step, ranks_of, start, wait_for_step
 from tests.unit.dflash.ranks import run_ranks
@@ -68,7 +70,7 @@ def test_a_hung_rank_is_named_and_a_second_signal_ends_at_once(
     ranks = ranks_of(process.pid)
     os.kill(ranks[0], signal.SIGSTOP)
     _, said = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 1
+    assert process.returncode == 70
     assert "error: rank 0 (drafter) has not gone on for 20 s (stall_seconds)" in said
     assert all(is_gone(rank) for rank in ranks)
 
@@ -83,6 +85,38 @@ def test_a_hung_rank_is_named_and_a_second_signal_ends_at_once(
     assert process.returncode == 143
     assert "ended at once" in said
     assert all(is_gone(rank) for rank in ranks)
+
+
+SLOW_RANK = """
+import sys, time
+import dflash.curve, dflash.rank
+
+def slow(function):
+    return lambda *arguments: (time.sleep({seconds}), function(*arguments))[1]
+
+dflash.curve.BATCH_SIZE = 1
+dflash.curve.{name} = slow(dflash.curve.{name})
+sys.exit(dflash.rank.main())
+"""
+
+
+@pytest.mark.parametrize(("targets", "name"), [(1, "count"), (0, "roll_out")])
+def test_a_measurement_longer_than_a_stall_is_waited_for(
+    llama_folder: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: int, name: str
+) -> None:
+    prompts = [{"prompt_id": f"p{i}", "source": "s", "input_ids": [5 + i, 9, 30]} for i in range(5)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    (tmp_path / "rank.py").write_text(SLOW_RANK.format(name=name, seconds=1.5))
+    (tmp_path / "python").write_text(f"#!/bin/sh\nexec {sys.executable} {tmp_path}/rank.py\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    acceptance = {"prompts": tmp_path / "prompts.jsonl", "every": 2, "max_new_tokens": 4}
+    topology = {"targets": targets, "drafters": 2}
+    changes: dict[str, Any] = {"steps": 2, "threads": 1, "acceptance": acceptance, "stall_seconds": 5.0}
+    config = config_of(llama_folder, dataset, tmp_path / "run", topology=topology, **changes)
+    assert launch(config, lambda _line: None).steps == 2
+    assert (config.output / "acceptance.jsonl").read_text().count("\n") == 2
 
 
 def test_a_full_disk_ends_the_run_with_one_line_and_whole_checkpoints(

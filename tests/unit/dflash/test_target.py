@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from dflash.errors import DflashError
 from dflash.target import Target, capture, check_mask_token, load_target, resolve_mask_token, wrap_target
@@ -68,13 +70,13 @@ def test_an_untied_head_that_is_missing_is_refused(llama_folder: Path, tmp_path:
 
 def test_a_mask_token_needs_an_embedding_row_with_a_signal(llama_folder: Path) -> None:
     target = load_target(llama_folder, torch.float32)
-    check_mask_token(target, 96)
+    check_mask_token(target.fit, 96)
     with pytest.raises(DflashError, match=r"mask token 97 has no embedding row"):
-        check_mask_token(target, 97)
+        check_mask_token(target.fit, 97)
     with torch.no_grad():
         target.embedding.weight[96] = 1e-6
     with pytest.raises(DflashError, match="almost zero"):
-        check_mask_token(target, 96)
+        check_mask_token(target.fit, 96)
 
 
 def test_without_a_tokenizer_the_mask_token_must_be_given(llama_folder: Path) -> None:
@@ -86,3 +88,22 @@ def test_without_a_tokenizer_the_mask_token_must_be_given(llama_folder: Path) ->
 def test_a_device_that_is_not_there_is_told_in_one_line(llama_folder: Path, device: str, said: str) -> None:
     with pytest.raises(DflashError, match=rf"device {device}: .*{said}"):
         load_target(llama_folder, torch.float32, device)
+
+
+def test_weights_go_straight_to_one_card(target: Target, target_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load, maps = AutoModelForCausalLM.from_pretrained, []
+
+    def load_here(*arguments: Any, device_map: dict[str, torch.device], **options: Any) -> Any:
+        maps.append(device_map)
+        # There is no card here, but the CPU is a device like any other.
+        return load(*arguments, device_map={"": torch.device("cpu")}, **options)
+
+    monkeypatch.setattr("dflash.target.check_device", lambda _device: None)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load_here)
+    monkeypatch.setattr(PreTrainedModel, "to", lambda model, device: model if device == "cuda:1" else None)
+    loaded = load_target(target_folder, torch.float32, "cuda:1").model
+    assert maps == [{"": torch.device("cuda:1")}]
+    for name, tensor in {**dict(target.model.named_parameters()), **dict(target.model.named_buffers())}.items():
+        assert torch.equal({**dict(loaded.named_parameters()), **dict(loaded.named_buffers())}[name], tensor)
+    tied = loaded.config.tie_word_embeddings
+    assert (loaded.get_input_embeddings().weight is loaded.get_output_embeddings().weight) is tied

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from dflash.config import TrainingConfig
 from dflash.errors import DflashError
 from dflash.export import load_draft
 from dflash.optimizer import ShardedAdamW
+from dflash.parts import PARTS
 from dflash.train import train
 from dflash.world import World
 from tests.unit.dflash.conftest import random_rows, training_config, write_dataset
@@ -140,5 +142,7 @@ def test_every_rank_writes_its_metrics(two_and_two: Path) -> None:
     for rank, text in enumerate(files[f"rank-{rank}.prom"] for rank in range(4)):
         role = "drafter" if rank < 2 else "target"
         assert f'dflash_training_part_seconds_total{{part="data_wait",rank="{rank}",role="{role}"}}' in text
+    spent = re.findall(r'part_seconds_total\{part="(\w+)",.*\} (\S+)', "".join(files.values()))
+    assert {part for part, seconds in spent if float(seconds) > 0} == set(PARTS)
     assert f'dflash_training_steps_total{{rank="0",role="drafter"}} {STEPS}.0' in files["rank-0.prom"]
     assert 'dflash_training_memory_bytes{kind="resident",rank="3",role="target"}' in files["rank-3.prom"]

@@ -22,7 +22,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import dflash.train
 from dflash.batch import PackContent, read_pack
 from dflash.checkpoint import list_checkpoints
-from dflash.config import TrainingConfig, load_config
+from dflash.config import TrainingConfig
+from dflash.config_file import load_config
 from dflash.data import open_dataset
 from dflash.decode import greedy_decode, speculative_decode
 from dflash.errors import DflashError

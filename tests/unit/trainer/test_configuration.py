@@ -1,5 +1,6 @@
 """A run's settings reach dflash under the same names, and its mistakes come back as one line."""
 
+import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -46,6 +47,10 @@ MISTAKES: dict[str, list[dict[str, Any]]] = {
     "_longest_sample_fits": [{"max_length": 65, "token_budget": 64}],
     "_a_block_fits": [{"max_draft_rows": 7, "draft": {"block_size": 8}}],
     "_flex_has_its_device": [{"attention": "flex", "device": "cpu"}],
+    "_every_process_has_its_card": [
+        {"device": "cuda:0", "topology": {"drafters": 2}},
+        {"device": "cuda:1", "topology": {"targets": 2}},
+    ],
     "_every_drafter_has_as_many_packs": [{"packs_per_step": 3, "topology": {"drafters": 2}}],
 }
 
@@ -156,3 +161,16 @@ def test_a_mistake_that_dflash_names_is_passed_on_as_one_line(tmp_path: Path) ->
 def test_an_end_that_is_no_users_mistake_names_the_log(tmp_path: Path) -> None:
     with pytest.raises(ChildProcessError, match=r"status 2: .*; see .*log"):
         run_dflash(tmp_path / "log", "train", "--no-such-option")
+
+
+@pytest.mark.parametrize("code", ["raise RuntimeError('broken')", "import os; os._exit(1)"])
+def test_a_traceback_is_no_users_mistake(tmp_path: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}"\n')
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    log = tmp_path / "log"
+    log.write_text("error: what an earlier one said\n")
+    with pytest.raises(
+        ChildProcessError, match=r"ended with status 1: (RuntimeError: broken|it said nothing); see .*log"
+    ):
+        run_dflash(log, "train")
