@@ -74,7 +74,7 @@ def greedy_decode(target: Target, prompt_ids: list[int], max_new_tokens: int) ->
     tokens: list[int] = []
     gaps: list[float] = []
     while len(tokens) < max_new_tokens and not (tokens and tokens[-1] in target.end_token_ids):
-        logits = _logits(target, step, cache)[0, -1].float()
+        logits = _next_logits(target, step, cache).float()
         best = torch.topk(logits, 2)
         # argmax, not topk: on equal logits the two may choose differently, and verification uses argmax.
         tokens.append(int(logits.argmax()))
@@ -91,7 +91,7 @@ def sampled_decode(
     step = as_row(prompt_ids, target)
     tokens: list[int] = []
     while len(tokens) < max_new_tokens and not (tokens and tokens[-1] in target.end_token_ids):
-        tokens.append(_draw_one(distribution(_logits(target, step, cache)[0, -1], sampling), draws))
+        tokens.append(_draw_one(distribution(_next_logits(target, step, cache), sampling), draws))
         step = as_row(tokens[-1:], target)
     return tokens
 
@@ -110,10 +110,10 @@ def speculative_decode(
         sampling: None: greedily.
         draws: one stream of numbers, with `sampling`.
     """
-    shape = draft.architecture
+    taps = draft.architecture.target_layer_ids
     target_cache = new_cache(target)
     draft_cache = DraftCache(draft)
-    prefill = forward_with_cache(target, as_row(prompt_ids, target), target_cache, shape.target_layer_ids)
+    prefill = forward_with_cache(target, as_row(prompt_ids, target), target_cache, taps, logits_to_keep=1)
     draft_cache.append(prefill.features)
     first = prefill.logits[0, -1]
     if sampling is None:
@@ -131,7 +131,7 @@ def speculative_decode(
             q = distribution(logits, sampling)
             guesses = draw(q, draws.uniform([0], len(q))[0]).tolist()
         block = [tokens[-1], *guesses]
-        verified = forward_with_cache(target, as_row(block, target), target_cache, shape.target_layer_ids)
+        verified = forward_with_cache(target, as_row(block, target), target_cache, taps)
         if sampling is None or draws is None:
             choices = verified.logits[0].argmax(-1).tolist()
             accepted = count_accepted(block, choices)
@@ -232,8 +232,9 @@ def _draw_one(probabilities: Tensor, draws: Draws) -> int:
     return int(draw(probabilities, draws.uniform([0], 1)[0, 0]))
 
 
-def _logits(target: Target, input_ids: Tensor, cache: Any) -> Tensor:
-    return forward_with_cache(target, input_ids, cache, ()).logits
+def _next_logits(target: Target, input_ids: Tensor, cache: Any) -> Tensor:
+    """Return the logits [vocabulary] after `input_ids`; those of a whole prompt would take gigabytes."""
+    return forward_with_cache(target, input_ids, cache, (), logits_to_keep=1).logits[0, -1]
 
 
 def as_row(ids: list[int], target: Target) -> Tensor:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from dflash.config import DraftConfig
-from dflash.decode import greedy_decode, speculative_decode
+from dflash.config import DraftConfig, Sampling
+from dflash.decode import greedy_decode, sampled_decode, speculative_decode
 from dflash.decode_batch import greedy_decode_batch, speculative_decode_batch
 from dflash.errors import DflashError
 from dflash.initialize import initialize
 from dflash.mask import decoding_mask
 from dflash.model import KeysValues
 from dflash.ragged import causal_mask, stack_rows, write_rows
+from dflash.sampling import Draws
 from dflash.target import Target
+from dflash.tree import tree_decode
 
 DRAFT = DraftConfig(
     num_layers=2,
@@ -47,6 +50,22 @@ def test_a_batch_verified_in_blocks_equals_each_prompt_alone(target: Target) -> 
     # Rejections and acceptances of unequal length happened, or the caches were not tried.
     assert len({tuple(output.acceptance_lengths) for output in alone}) > 1
     assert any(length > 1 for output in alone for length in output.acceptance_lengths)
+
+
+def test_no_more_logits_exist_at_once_than_a_block_has(target: Target) -> None:
+    draft = initialize(DRAFT, target, seed=0)
+    prompt, *_ = prompts(50)
+    rows: list[int] = []
+    head: nn.Module = target.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    hook = head.register_forward_hook(lambda _module, _inputs, logits: rows.append(logits[..., 0].numel()))
+    greedy_decode(target, prompt, 6)
+    greedy_decode_batch(target, [prompt], 6)
+    sampled_decode(target, prompt, 6, Sampling(1.0), Draws([[0]], target.device))
+    speculative_decode(target, draft, prompt, 6)
+    speculative_decode_batch(target, draft, [prompt], 6)
+    tree_decode(target, draft, prompt, 6, 12)
+    hook.remove()
+    assert 1 <= max(rows) <= 13
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 5])
