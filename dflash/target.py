@@ -200,7 +200,8 @@ def check_mask_token(target: TargetFit, mask_token_id: int) -> None:
     weight = target.embedding
     if not 0 <= mask_token_id < len(weight):
         raise DflashError(f"mask token {mask_token_id} has no embedding row: {target.path} has {len(weight)} rows")
-    norms = weight.float().norm(dim=-1)
+    # Summed in float32 without a copy in it, which would be gigabytes on a card.
+    norms = torch.linalg.vector_norm(weight, dim=-1, dtype=torch.float32)
     if norms[mask_token_id] < 0.01 * norms.median():
         raise DflashError(
             f"mask token {mask_token_id}: its embedding row in {target.path} is almost zero "
