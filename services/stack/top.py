@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client.registry import Collector
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 
@@ -52,14 +53,17 @@ def take(collector: Collector) -> Snapshot:
 
 def render(now: Snapshot, before: Snapshot | None) -> RenderableType:
     """Runs, training, queues and the machine; rates are those since `before`."""
-    parts: list[RenderableType] = [_runs_table(now, before)]
+    runs = now.by("run", "dflash_run_unreadable")
+    parts: list[RenderableType] = [
+        _runs_table(now, before, runs) if runs else "no run yet; begin with `dflash-stack prepare`"
+    ]
     if now.by("run", "dflash_training_steps_planned"):
         parts.append(_training_table(now, before))
     if now.value("dflash_redis_up"):
         parts.append(_queues_table(now))
     else:
         parts.append("[yellow]Redis does not answer: queues and workers are not known[/]")
-    for run, unreadable in now.by("run", "dflash_run_unreadable").items():
+    for run, unreadable in runs.items():
         if unreadable:
             parts.append(f"[yellow]run {run}: its files cannot be counted; see `dflash-stack status {run}`[/]")
     size, free = now.value("dflash_disk_size_bytes"), now.value("dflash_disk_free_bytes")
@@ -68,10 +72,8 @@ def render(now: Snapshot, before: Snapshot | None) -> RenderableType:
     return Group(*parts)
 
 
-def _runs_table(now: Snapshot, before: Snapshot | None) -> Table:
-    table = _table(
-        "run", "prompts", "finished", "%", "rejected", "failed", "tok/s", "time left", "samples", "in dataset"
-    )
+def _runs_table(now: Snapshot, before: Snapshot | None, runs: Iterable[str]) -> Table:
+    table = _table("run", "prompts", "done", "%", "rejected", "failed", "tok/s", "time left", "samples", "dataset")
     prompts = now.by("run", "dflash_prompts")
     finished = _finished(now)
     rejected = now.by("run", "dflash_completions_total", status="rejected")
@@ -79,7 +81,7 @@ def _runs_table(now: Snapshot, before: Snapshot | None) -> Table:
     tokens = _rates(now, before, now.by("run", "dflash_output_tokens_total"), "dflash_output_tokens_total")
     pace = _differences(now, before, finished, _finished(before) if before else {})
     samples, merged = now.by("run", "dflash_samples_total"), now.by("run", "dflash_merge_samples", part="after")
-    for run in now.by("run", "dflash_run_unreadable"):
+    for run in runs:
         all_of, done = prompts.get(run, 0), finished.get(run, 0)
         left = (all_of - done) / pace[run] if pace.get(run) else None
         table.add_row(
@@ -153,7 +155,8 @@ def _differences(
 
 
 def _table(first: str, *others: str) -> Table:
-    table = Table()
+    # Ten columns of a run of 193,010 prompts fit into a terminal of 80.
+    table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     table.add_column(first, no_wrap=True)
     for name in others:
         table.add_column(name, justify="right")
@@ -173,8 +176,8 @@ def _duration(seconds: float | None) -> str:
         return "-"
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"
+            return f"{seconds / size:.1f}{unit}"
+    return f"{seconds:.0f}s"
 
 
 def oldest_within(history: Iterable[Snapshot], seconds: float, now: Snapshot) -> Snapshot | None:

@@ -2,6 +2,9 @@
 
 import asyncio
 import io
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,12 +27,9 @@ PROMPTS = [[first, 10] for first in range(10, 18)]
 
 
 def shown(now: Snapshot, before: Snapshot | None = None) -> list[list[str]]:
-    console = Console(file=io.StringIO(), width=160)
+    console = Console(file=io.StringIO(), width=80)
     console.print(render(now, before))
-    return [
-        [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]
-        for line in console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    ]
+    return [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
 def write_rank(run: Run, step: int, tokens: int) -> None:
@@ -55,15 +55,15 @@ def test_runs_training_and_queues_are_shown_with_their_pace(redis: Redis, make_r
     now = take(collector)
     # Four prompts and twelve tokens in two seconds; the other four take two more.
     lines = shown(Snapshot(1002.0, now.series), Snapshot(1000.0, before.series))
-    assert ["r", "8", "4", "50.0", "0", "0", "6", "2 s", "0", "-"] in lines
-    assert ["r", "20", "200", "1,000", "2.500", "-", "2 s", "-"] in lines
-    waits = next(line for line in lines if line[0] == "generate")
+    assert ["r", "8", "4", "50.0", "0", "0", "6", "2s", "0", "-"] in lines
+    assert ["r", "20", "200", "1,000", "2.500", "-", "2s", "-"] in lines
+    waits = next(line for line in lines if line[:1] == ["generate"])
     assert waits[1:7] == ["1", "0", "0", "0", "0", "0"]
 
 
 def test_the_first_look_has_no_pace_yet(redis: Redis, make_run: MakeRun) -> None:
     make_run(PROMPTS)
-    line = next(line for line in shown(take(StackCollector(Addresses()))) if line[0] == "r")
+    line = next(line for line in shown(take(StackCollector(Addresses()))) if line[:1] == ["r"])
     assert line == ["r", "8", "0", "0.0", "0", "0", "-", "-", "0", "-"]
 
 
@@ -72,7 +72,26 @@ def test_a_run_that_begins_again_under_its_name_has_no_negative_pace(redis: Redi
     now = take(StackCollector(Addresses()))
     tokens = "dflash_output_tokens_total"
     before = Snapshot(now.at - 1, {tokens: [({"run": "r", "source": "s"}, 500.0)]})
-    assert next(line for line in shown(now, before) if line[0] == "r")[6] == "0"
+    assert next(line for line in shown(now, before) if line[:1] == ["r"])[6] == "0"
+
+
+def test_a_long_run_fits_into_eighty_columns(redis: Redis) -> None:
+    run = {"run": "qwen-diver"}
+    series = {
+        "dflash_run_unreadable": [(run, 0.0)],
+        "dflash_prompts": [(run, 193_010.0)],
+        "dflash_completions_total": [({**run, "status": "completed"}, 96_505.0), ({**run, "status": "rejected"}, 10.0)],
+        "dflash_output_tokens_total": [(run, 261_500_000.0)],
+        "dflash_samples_total": [(run, 96_000.0)],
+        "dflash_merge_samples": [({**run, "part": "after"}, 988_234.0)],
+    }
+    before = {
+        "dflash_completions_total": [({**run, "status": "completed"}, 96_505.0), ({**run, "status": "rejected"}, 0.0)],
+        "dflash_output_tokens_total": [(run, 260_300_000.0)],
+    }
+    header, _, line, *_ = (" ".join(words) for words in shown(Snapshot(60.0, series), Snapshot(0.0, before)))
+    assert header == "run prompts done % rejected failed tok/s time left samples dataset"
+    assert line == "qwen-diver 193,010 96,515 50.0 10 0 20,000 6.7d 96,000 988,234"
 
 
 def test_without_redis_the_files_are_shown(redis: Redis, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,10 +100,22 @@ def test_without_redis_the_files_are_shown(redis: Redis, make_run: MakeRun, monk
     result = CliRunner().invoke(app, ["top", "--once"])
     assert result.exit_code == 0
     assert "Redis does not answer: queues and workers are not known" in result.output
-    assert "r" in result.output
+    assert "redis_unreadable" not in result.output
+    assert ["r", "8"] in [line.split()[:2] for line in result.output.splitlines()]
 
 
-def test_without_runs_there_is_an_empty_table(redis: Redis, tmp_path: Path) -> None:
+def test_without_runs_it_says_how_to_begin_one(redis: Redis, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["top", "--once"])
     assert result.exit_code == 0
-    assert "prompts" in result.output
+    assert "no run yet; begin with `dflash-stack prepare`" in result.output
+
+
+@pytest.mark.parametrize("command", [["top"], ["status", "r", "--watch"]])
+def test_in_a_pipe_each_view_is_printed(redis: Redis, make_run: MakeRun, command: list[str]) -> None:
+    make_run(PROMPTS)
+    arguments = [sys.executable, "-m", "services.stack", *command]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, process_group=0) as process:
+        assert process.stdout is not None
+        assert any("prompts" in line for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+    assert process.returncode == 130

@@ -1,6 +1,8 @@
 """What many commands share: the terminal, their arguments, and how a run is opened."""
 
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,12 +10,18 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from services.runs import Run
     from services.settings import Settings
     from services.stack.wait import Operator
 
 # Where there is no terminal to fit, tables and paths get room instead of being cut.
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+REFRESH_SECONDS = 2.0
+# In a file or a pipe every view stays.
+PLAIN_REFRESH_SECONDS = 30.0
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="name of the run, a folder under $DFLASH_RUNS (var/runs)")]
 ConfigFile = Annotated[
@@ -45,3 +53,17 @@ def open_stage(run_name: str, config: Path | None = None) -> "tuple[Run, Setting
     settings = load_settings(config)
     operator = Operator(connect(addresses), console)
     return create_run(addresses.runs, run_name, settings), settings, operator
+
+
+def keep_showing(look: "Callable[[], RenderableType]") -> None:
+    """Show what `look` returns until Ctrl-C: in place on a terminal, one view after the other elsewhere."""
+    if not console.is_terminal:
+        while True:
+            console.print(look())
+            time.sleep(PLAIN_REFRESH_SECONDS)
+    from rich.live import Live
+
+    with Live(look(), console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(REFRESH_SECONDS)
+            live.update(look(), refresh=True)

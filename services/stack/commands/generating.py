@@ -1,12 +1,11 @@
 """From sources to answers: prepare, submit, and what an operator does meanwhile."""
 
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from services.errors import UserError
-from services.stack.commands.common import ConfigFile, NoWait, RunName, console, named_run, open_stage
+from services.stack.commands.common import ConfigFile, NoWait, RunName, console, keep_showing, named_run, open_stage
 
 if TYPE_CHECKING:
     from services.settings import Settings
@@ -103,15 +102,9 @@ def status(
         console.print(f"[yellow]{error}: only the run's files are shown[/]")
         connection = None
     view = StatusView(run, connection)
-    if not watch:
-        console.print(view.render())
-        return
-    from rich.live import Live
-
-    with Live(view.render(), console=console, auto_refresh=False) as live:
-        while True:
-            time.sleep(2)
-            live.update(view.render(), refresh=True)
+    if watch:
+        keep_showing(view.render)
+    console.print(view.render())
 
 
 def reconcile(
