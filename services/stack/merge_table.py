@@ -4,6 +4,8 @@ from typing import Any
 
 from rich.table import Table
 
+from services.stack.number_table import number_table
+
 COUNTS = ("samples", "tokens", "supervised_tokens")
 
 
@@ -14,10 +16,8 @@ def merge_tables(merged: dict[str, Any]) -> list[Table | str]:
 
 def mix_table(merged: dict[str, Any]) -> Table:
     """Samples and tokens of the dataset by source, and before and after the merge."""
-    table = Table(title="dataset: the existing corpus and what was added", title_justify="left")
-    table.add_column("source", no_wrap=True)
-    for column in ("samples", "%", "tokens", "%", "supervised tokens"):
-        table.add_column(column, justify="right")
+    columns = ("samples", "%", "tokens", "%", "supervised tokens")
+    table = number_table("source", *columns, title="dataset: the existing corpus and what was added")
     _add_parts(table, merged["sources"])
     if len(domains := merged.get("domains", {})) > 1:
         table.add_section()
@@ -39,11 +39,9 @@ def mix_table(merged: dict[str, Any]) -> Table:
 
 def lengths_table(merged: dict[str, Any]) -> Table:
     """Samples by length, before, added and after."""
-    table = Table(title="tokens a sample", title_justify="left")
-    table.add_column("up to", justify="right")
     columns = [name for name in ("before", "added", "after") if merged.get(name)]
-    for column in columns:
-        table.add_column(column, justify="right")
+    table = number_table("up to", *columns, title="tokens a sample")
+    table.columns[0].justify = "right"
     for bound in sorted({int(bound) for column in columns for bound in merged[column]["lengths"]}):
         counts = [merged[column]["lengths"].get(str(bound), 0) for column in columns]
         table.add_row(f"{bound:,}", *(f"{count:,}" for count in counts))
@@ -51,10 +49,7 @@ def lengths_table(merged: dict[str, Any]) -> Table:
 
 
 def _runs_table(merged: dict[str, Any]) -> Table:
-    table = Table(title="runs", title_justify="left")
-    table.add_column("run", no_wrap=True)
-    for column in ("assembled", "added", "tokens", "supervised tokens", "dropped"):
-        table.add_column(column, justify="right")
+    table = number_table("run", "assembled", "added", "tokens", "supervised tokens", "dropped", title="runs")
     for name, part in merged["runs"].items():
         dropped = ", ".join(f"{count:,} {reason}" for reason, count in part["dropped"].items())
         counts = (part["assembled"], *(part[count] for count in COUNTS))

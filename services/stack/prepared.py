@@ -6,6 +6,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from services.stack.number_table import number_table
+
 BAR_WIDTH = 40
 
 # Column of the table, and key of the account.
@@ -43,10 +45,7 @@ def print_preview(preview: Mapping[str, list[str]], console: Console) -> None:
 
 
 def _rows_table(content: Mapping[str, Any]) -> Table:
-    table = Table(title="rows and what became of them", title_justify="left")
-    table.add_column("source", no_wrap=True)
-    for column in COLUMNS:
-        table.add_column(column, justify="right")
+    table = number_table("source", *COLUMNS, title="rows and what became of them", gap=1)
     for name, account in content["sources"].items():
         table.add_row(name, *(_cell(account[key]) for key in COLUMNS.values()))
     table.add_section()
@@ -56,11 +55,8 @@ def _rows_table(content: Mapping[str, Any]) -> Table:
 
 def _mix_table(mix: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Table:
     titles = {"before": "corpus before", "prompts": "prompts", "after": "corpus after"}
-    table = Table(title="mix by domain", title_justify="left")
-    table.add_column("domain", no_wrap=True)
-    for name in mix:
-        table.add_column(titles[name], justify="right")
-        table.add_column("%", justify="right")
+    columns = [column for name in mix for column in (titles[name], "%")]
+    table = number_table("domain", *columns, title="mix by domain")
     for domain in dict.fromkeys(domain for part in mix.values() for domain in part):
         cells: list[str] = []
         for part in mix.values():
@@ -71,9 +67,8 @@ def _mix_table(mix: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Table:
 
 
 def _lengths_table(total: Mapping[str, Any]) -> Table:
-    table = Table(title=f"tokens in a kept prompt ({total['prompt_tokens']:,} in all)", title_justify="left")
-    table.add_column("up to", justify="right")
-    table.add_column("prompts", justify="right")
+    table = number_table("up to", "prompts", title=f"tokens in a kept prompt ({total['prompt_tokens']:,} in all)")
+    table.columns[0].justify = "right"
     table.add_column("", no_wrap=True)
     most = max(total["lengths"].values(), default=1)
     for length, count in total["lengths"].items():

@@ -12,6 +12,7 @@ from rich.table import Table
 from services.ledger import check_balance, count_assembled, count_generated
 from services.runs import Run, read_json, read_settings, replace_json
 from services.stack.merge_table import mix_table
+from services.stack.number_table import number_table
 from services.stack.plots import plot_acceptance, plot_loss
 from services.stack.stages import EVALUATED
 
@@ -141,9 +142,8 @@ def _metrics(run: Run) -> list[dict[str, Any]]:
 
 
 def _prompts_table(report: dict[str, Any]) -> Table:
-    table = _table("prompts and answers", "source")
-    for column in ("rows read", "prompts", "completed", "rejected", "failed", "samples", "tokens", "answer tokens"):
-        table.add_column(column, justify="right")
+    columns = ("rows read", "prompts", "completed", "rejected", "failed", "samples", "tokens", "answer tokens")
+    table = number_table("source", *columns, title="prompts and answers", gap=1)
     rows = []
     for name, generated in report["generated"].items():
         assembled = report["assembled"].get(name, {"samples": 0, "tokens": 0, "supervised_tokens": 0})
@@ -166,9 +166,8 @@ def _prompts_table(report: dict[str, Any]) -> Table:
 
 def _acceptance_table(acceptance: dict[str, Any]) -> Table:
     before, after = acceptance["before"], acceptance["after"]
-    table = _table("acceptance length on held-out prompts", "source")
-    for column in ("prompts", "before", "after", "tokens", "degenerate"):
-        table.add_column(column, justify="right")
+    columns = ("prompts", "before", "after", "tokens", "degenerate")
+    table = number_table("source", *columns, title="acceptance length on held-out prompts")
     overall = {"all": (before["overall"], after["overall"])}
     by_source = {name: (before["by_source"][name], part) for name, part in after["by_source"].items()}
     for name, (old, new) in {**by_source, **overall}.items():
@@ -192,12 +191,6 @@ def _lengths(evaluation: dict[str, Any]) -> dict[str, float]:
 
 def _length(part: dict[str, Any]) -> str:
     return f"{part['acceptance_length']:.3f}" if part["acceptance_length"] else "-"
-
-
-def _table(title: str, first: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column(first, no_wrap=True)
-    return table
 
 
 def _sum(column: tuple[Any, ...]) -> Any:

@@ -17,6 +17,7 @@ from services.ledger import GenerateCounter, GenerateCounts, count_assembled, to
 from services.live import read_live
 from services.queues import job_id, job_states, queue
 from services.runs import Run
+from services.stack.number_table import number_table
 
 
 class StatusView:
@@ -31,7 +32,7 @@ class StatusView:
     def render(self) -> RenderableType:
         counts = self._counter.count()
         assembled = count_assembled(self._run, self._assembled)
-        parts: list[RenderableType] = [_prompts_table(self._run, counts, assembled)]
+        parts: list[RenderableType] = [_prompts_table(self._run, counts, assembled), *_reasons(counts)]
         control = read_control(self._run)
         if control.paused:
             parts.append(f"[yellow]paused: {control.paused}; go on with `dflash-stack resume {self._run.name}`[/]")
@@ -47,10 +48,8 @@ class StatusView:
 
 
 def _prompts_table(run: Run, counts: dict[str, GenerateCounts], assembled: dict[str, dict[str, Any]]) -> Table:
-    table = Table(title=f"run {run.name}", title_justify="left")
-    table.add_column("source")
-    for column in ("prompts", "completed", "rejected", "failed", "in journals", "waiting", "tokens out", "samples"):
-        table.add_column(column, justify="right")
+    columns = ("prompts", "completed", "rejected", "failed", "in journals", "waiting", "tokens out", "samples")
+    table = number_table("source", *columns, title=f"run {run.name}", gap=1)
     samples: Counter[str] = Counter()
     for of_chunk in assembled.values():
         samples[of_chunk["source"]] += of_chunk["samples"]
@@ -132,8 +131,8 @@ def _cells(counts: GenerateCounts, samples: int) -> list[str]:
     return [
         f"{counts.prompts:,}",
         f"{counts.completed:,}",
-        _with_reasons(counts.rejected),
-        _with_reasons(counts.failed),
+        f"{counts.rejected.total():,}",
+        f"{counts.failed.total():,}",
         f"{counts.in_journal:,}",
         f"{counts.waiting:,}",
         f"{counts.output_tokens:,}",
@@ -141,6 +140,12 @@ def _cells(counts: GenerateCounts, samples: int) -> list[str]:
     ]
 
 
-def _with_reasons(reasons: Counter[str]) -> str:
-    listed = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())
-    return f"{reasons.total():,} ({listed})" if listed else "0"
+def _reasons(counts: dict[str, GenerateCounts]) -> list[str]:
+    """A line for the rejected and one for the failed, where there are any: how many for which reason."""
+    of_all = total(counts.values())
+    found = (("rejected", of_all.rejected), ("failed", of_all.failed))
+    return [
+        f"{what}: {', '.join(f'{reason} {count:,}' for reason, count in reasons.most_common())}"
+        for what, reasons in found
+        if reasons
+    ]

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client.registry import Collector
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
+
+from services.stack.number_table import number_table
 
 Labels = Mapping[str, str]
 
@@ -73,7 +74,8 @@ def render(now: Snapshot, before: Snapshot | None) -> RenderableType:
 
 
 def _runs_table(now: Snapshot, before: Snapshot | None, runs: Iterable[str]) -> Table:
-    table = _table("run", "prompts", "done", "%", "rejected", "failed", "tok/s", "time left", "samples", "dataset")
+    columns = ("prompts", "done", "%", "rejected", "failed", "tok/s", "left", "samples", "dataset")
+    table = number_table("run", *columns, gap=1)
     prompts = now.by("run", "dflash_prompts")
     finished = _finished(now)
     rejected = now.by("run", "dflash_completions_total", status="rejected")
@@ -100,7 +102,7 @@ def _runs_table(now: Snapshot, before: Snapshot | None, runs: Iterable[str]) -> 
 
 
 def _training_table(now: Snapshot, before: Snapshot | None) -> Table:
-    table = _table("training", "step", "of", "tok/s", "loss", "acceptance", "last step", "checkpoint")
+    table = number_table("training", "step", "of", "tok/s", "loss", "acceptance", "last step", "checkpoint")
     name = "dflash_training_tokens_total"
     trained = {
         run: tokens - now.by("run", name, role="target").get(run, 0) for run, tokens in now.by("run", name).items()
@@ -126,7 +128,7 @@ def _training_table(now: Snapshot, before: Snapshot | None) -> Table:
 
 def _queues_table(now: Snapshot) -> Table:
     states = ("waiting", "running", "abandoned", "scheduled", "failed")
-    table = _table("queue", *states, "workers", "oldest waits")
+    table = number_table("queue", *states, "workers", "oldest waits")
     jobs = {state: now.by("queue", "dflash_queue_jobs", state=state) for state in states}
     oldest = now.by("queue", "dflash_queue_oldest_waiting_seconds")
     for queue, workers in now.by("queue", "dflash_workers").items():
@@ -152,15 +154,6 @@ def _differences(
         return {}
     seconds = now.at - before.at
     return {run: max(0.0, value - earlier[run]) / seconds for run, value in current.items() if run in earlier}
-
-
-def _table(first: str, *others: str) -> Table:
-    # Ten columns of a run of 193,010 prompts fit into a terminal of 80.
-    table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
-    table.add_column(first, no_wrap=True)
-    for name in others:
-        table.add_column(name, justify="right")
-    return table
 
 
 def _number(value: float | None) -> str:

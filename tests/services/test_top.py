@@ -90,7 +90,7 @@ def test_a_long_run_fits_into_eighty_columns(redis: Redis) -> None:
         "dflash_output_tokens_total": [(run, 260_300_000.0)],
     }
     header, _, line, *_ = (" ".join(words) for words in shown(Snapshot(60.0, series), Snapshot(0.0, before)))
-    assert header == "run prompts done % rejected failed tok/s time left samples dataset"
+    assert header == "run prompts done % rejected failed tok/s left samples dataset"
     assert line == "qwen-diver 193,010 96,515 50.0 10 0 20,000 6.7d 96,000 988,234"
 
 

@@ -76,8 +76,8 @@ def run(tmp_path: Path) -> Run:
     return run
 
 
-def printed(run: Run) -> str:
-    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+def printed(run: Run, width: int = 160) -> str:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
     print_report(collect_report(run), console)
     console.print(StatusView(run, None).render())
     return console.export_text()
@@ -90,6 +90,16 @@ def test_the_printed_report_has_every_number(run: Run) -> None:
     for number in ("+200.0", "+110.0", "1.250", "loss 4.000 -> 3.000", "20 steps, 200 tokens in 40 s (5 tok/s)"):
         assert number in text
     assert "before 50 equal, 0 prompts differ; after 50 equal, 0 prompts differ" in text
+
+
+def test_report_and_status_fit_into_eighty_columns(run: Run) -> None:
+    text = printed(run, 80)
+    assert "…" not in text
+    # The report's reasons are by source, those of the status of the whole run.
+    assert [line for line in text.splitlines() if line.startswith("rejected: ")] == [
+        "rejected: mtbench: repetition 1",
+        "rejected: repetition 1",
+    ]
 
 
 def test_the_written_report_is_json_with_two_plots(run: Run, tmp_path: Path) -> None:
