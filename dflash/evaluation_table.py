@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -12,13 +13,15 @@ from dflash.acceptance import CANDIDATES
 
 def print_evaluation(report: dict[str, Any], console: Console) -> None:
     """Print the report of `dflash.evaluate`: a row a source, a thinking mode, and all."""
-    table = Table(title="acceptance on held-out prompts", title_justify="left")
-    table.add_column("", no_wrap=True)
+    # Eleven columns in a terminal of 80: words of a header stand on each other, and names are folded before numbers.
+    table = Table(title="acceptance length on held-out prompts", title_justify="left")
+    table.box, table.show_edge, table.pad_edge, table.padding = SIMPLE_HEAD, False, False, 0
+    table.add_column("", overflow="fold", min_width=6)
     with_tree = "tree" in report["overall"]
-    columns = ["prompts", "degenerate", "tokens", "acceptance length", *(["with trees"] if with_tree else [])]
-    columns += ["tokens / target call", "tokens / s", "target alone", f"recall@{CANDIDATES}", "oracle length"]
+    columns = ["prompts", "degen-\nerate", "tokens", "length", *(["with\ntrees"] if with_tree else [])]
+    columns += ["tokens\na call", "tok/s", "target\nalone", f"recall\n@{CANDIDATES}", "oracle\nlength"]
     for column in columns:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for name, part in report["by_source"].items():
         table.add_row(name, *_cells(part, with_tree))
     if set(report["by_thinking"]) != {"not set"}:
