@@ -304,7 +304,10 @@ def refusal(plan: Plan, config: TrainingConfig) -> str:
         )
     if plan.largest_token_budget is not None:
         ways.append(f"token_budget {plan.largest_token_budget} fits (now {config.token_budget})")
-    if plan.role == "target":
+    ahead = plan.parts.get("look-ahead", 0)
+    if ahead and (fitting := ahead - (plan.total - plan.limit)) > 0:
+        ways.append(f"topology.look_ahead_bytes {fitting} fits (now {ahead})")
+    if plan.role == "target" and not ahead:
         ways.append(f"more cards for a target (topology.cards_per_target, now {config.topology.cards_per_target})")
     return text + (" or ".join(ways) or "neither max_draft_rows nor token_budget alone makes it fit")
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dflash.config import TrainingConfig
+from dflash.config import TopologyConfig, TrainingConfig, role_of
 from dflash.config_file import load_config
 from dflash.errors import DflashError
 
@@ -20,8 +20,8 @@ def plan(
         int | None, typer.Option(help="Held by a process before it loads anything; default: memory.baseline_bytes.")
     ] = None,
     roles: Annotated[
-        str, typer.Option(help="Comma-separated: target, drafter, colocated.")
-    ] = "target,drafter,colocated",
+        str | None, typer.Option(help="Comma-separated: target, drafter, colocated; default: those of topology.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Print what each part of a process needs, and the largest token_budget that fits; exit code 1 if one does not."""
@@ -32,8 +32,9 @@ def plan(
     limit = card_bytes or settings.memory.limit_bytes
     if limit is None:
         raise DflashError("how large is a card? Give --card-bytes, or memory.limit_bytes in the configuration")
-    wanted = [role for role in ROLES if role in roles.split(",")]
-    if unknown := set(roles.split(",")) - set(ROLES):
+    named = roles.split(",") if roles else roles_in(settings.topology)
+    wanted = [role for role in ROLES if role in named]
+    if unknown := set(named) - set(ROLES):
         raise DflashError(f"--roles {roles}: {min(unknown)!r} is none of {', '.join(ROLES)}")
     baseline = settings.memory.baseline_bytes if baseline_bytes is None else baseline_bytes
     target = read_target_shape(settings.target)
@@ -56,3 +57,8 @@ def plan(
             typer.echo(f"{one.name}: {'fits' if one.fits else refusal(one, settings)}")
     if not all(one.fits for one in plans):
         raise typer.Exit(1)
+
+
+def roles_in(topology: TopologyConfig) -> list[str]:
+    """Return what the processes of a run do, each kind once."""
+    return sorted({role_of(rank, topology.targets, topology.drafters) for rank in range(topology.processes)})

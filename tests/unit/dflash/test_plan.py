@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from dflash.features import FeatureSource, TargetStates
 from dflash.initialize import initialize
 from dflash.limits import repeat_until_it_fits
 from dflash.pack import build_pack
-from dflash.plan import TargetShape, drafter_parts, make_plan, read_target_shape
+from dflash.plan import Plan, TargetShape, drafter_parts, make_plan, read_target_shape, refusal
 from dflash.step import accumulate_gradient
 from dflash.target import Target, wrap_target
 from dflash.train import train
@@ -218,6 +219,32 @@ def test_the_command_prints_a_table_or_json_and_fails_for_what_does_not_fit(
     bad = CliRunner().invoke(app, [*command, "48000000000"])
     assert bad.exit_code == 1
     assert "the largest part is" in bad.stdout
+
+
+@pytest.mark.parametrize(
+    ("topology", "kinds"), [({}, ["colocated"]), ({"targets": 5, "drafters": 3}, ["target", "drafter"])]
+)
+def test_the_processes_of_the_run_are_planned_and_no_others(
+    story: dict[str, Any], tmp_path: Path, topology: dict[str, int], kinds: list[str]
+) -> None:
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(story | {"topology": topology}))
+    command = ["plan", "--config", str(tmp_path / "run.yaml"), "--card-bytes", "200000000000", "--json"]
+    assert [plan["role"] for plan in json.loads(CliRunner().invoke(app, command).stdout)] == kinds
+
+
+def test_look_ahead_that_is_too_large_is_named_with_what_fits(story: dict[str, Any], large_shape: TargetShape) -> None:
+    def plan_with(look_ahead: int) -> tuple[Plan, TrainingConfig]:
+        topology = {"targets": 1, "drafters": 1, "look_ahead_bytes": look_ahead}
+        config = TrainingConfig.model_validate(story | {"device": "cpu", "topology": topology})
+        return make_plan("target", config, large_shape, 97 * 10**9, 0), config
+
+    refused = refusal(*plan_with(90 * 10**9))
+    assert "the largest part is look-ahead" in refused
+    assert "cards" not in refused
+    found = re.search(r"topology.look_ahead_bytes (\d+) fits", refused)
+    assert found is not None
+    assert plan_with(int(found[1]))[0].fits
+    assert not plan_with(int(found[1]) + 1)[0].fits
 
 
 def test_a_target_on_several_cards_is_planned_card_by_card(story: dict[str, Any], tmp_path: Path) -> None:
