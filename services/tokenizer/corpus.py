@@ -158,13 +158,13 @@ def _samples(path: Path, finder: ReplyFinder, length: Length, counts: CorpusCoun
 
 
 def _read_rows(path: Path) -> Iterator[dict[str, Any] | None]:
-    """The rows of a file; None for a line that is no JSON object."""
+    """The rows of a file; None for one that is no JSON object, or whose text is not UTF-8."""
     if path.suffix == ".parquet":
         try:
             with pq.ParquetFile(path) as file:
                 columns = [name for name in ("messages", "conversations", "tools") if name in file.schema_arrow.names]
                 for batch in file.iter_batches(batch_size=ROWS_A_BATCH, columns=columns):
-                    yield from batch.to_pylist()
+                    yield from _decoded(batch)
         except (OSError, pa.ArrowInvalid) as error:
             raise UserError(f"conversations {path} cannot be read: {' '.join(str(error).split())}") from error
         return
@@ -172,9 +172,20 @@ def _read_rows(path: Path) -> Iterator[dict[str, Any] | None]:
         for line in lines:
             try:
                 row = json.loads(line.decode("utf-8"))
-            except ValueError:
+            except (ValueError, RecursionError):
                 row = None
             yield row if isinstance(row, dict) else None
+
+
+def _decoded(batch: pa.RecordBatch) -> list[dict[str, Any] | None]:
+    """Parquet's writers do not all check that text is UTF-8; of a batch with such text the other rows are kept."""
+    try:
+        rows: list[dict[str, Any] | None] = batch.to_pylist()
+    except UnicodeDecodeError:
+        if batch.num_rows == 1:
+            return [None]
+        return [row for number in range(batch.num_rows) for row in _decoded(batch.slice(number, 1))]
+    return rows
 
 
 def main(
@@ -203,6 +214,10 @@ def main(
         counts = build_corpus(conversations, finder, output, length, thinking=thinking, **notes)
     except UserError as error:
         typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+    except OSError as error:
+        told_by_system = " ".join(str(error).split())
+        typer.echo(f"error: {output} is not made, and nothing is left of it: {told_by_system}", err=True)
         raise typer.Exit(1) from None
     told = {
         name: ", ".join(f"{count} {reason}" for reason, count in counts[name].items()) or "none"

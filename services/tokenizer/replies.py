@@ -92,7 +92,8 @@ class ReplyFinder:
 
         Raises:
             RenderingError: the template refuses the conversation.
-            RejectedError: `message_not_shown`, `thinking_not_shown`: the template leaves something out.
+            RejectedError: `message_not_shown`, `thinking_not_shown`: the template leaves something out; `not_utf8`: a
+                text has half of a surrogate pair, which no tokenizer takes.
         """
         messages, tools = self._normalize(messages, tools)
         waiting = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
@@ -117,6 +118,8 @@ class ReplyFinder:
     ) -> tuple[TextRow, dict[int, str]]:
         """A row of a conversation that ends with a reply."""
         whole = self._render(messages, tools)
+        if not _is_utf8(whole):
+            raise RejectedError("not_utf8")
         self._check_shown(messages, whole)
         pieces = self.encoder.split(whole)
         layout = self._layout(messages, tools, whole, pieces)
@@ -250,6 +253,14 @@ class ReplyFinder:
             for options in ({}, self._options)
         ]
         return shown[0] != shown[1]
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_power_of_four(number: int) -> bool:

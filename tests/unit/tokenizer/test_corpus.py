@@ -99,6 +99,11 @@ def test_the_command_tells_what_it_made_and_what_was_wrong(
     assert wrong.output.startswith("error: conversations ")
     assert not (tmp_path / "other").exists()
 
+    in_a_file = CliRunner().invoke(command, [str(conversations), str(target_path), str(conversations / "corpus")])
+    assert in_a_file.exit_code == 1
+    assert in_a_file.output.startswith("error: ")
+    assert len(in_a_file.output.splitlines()) == 1
+
 
 def test_conversations_come_as_parquet_and_as_sharegpt_too(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2."}]
@@ -129,3 +134,57 @@ def test_a_longer_sample_is_dropped_or_keeps_its_tail(
 ) -> None:
     row = Length(limit, over).fit(TextRow(list(range(len(mask))), mask, (1,)))
     assert (row and (row.input_ids, row.loss_mask)) == expected
+
+
+USER, REPLY = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2."}
+
+
+def calling(calls: Any) -> dict[str, Any]:
+    return {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": calls}, REPLY]}
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (calling("ls"), "not_json"),
+        (calling({"name": "ls"}), "bad_tool_call"),
+        (calling(["ls"]), "bad_tool_call"),
+        (calling([{"function": "ls"}]), "bad_tool_call"),
+        (calling([{"function": {"arguments": {}}}]), "bad_tool_call"),
+        (calling([{"function": {"name": "ls", "arguments": "[" * 100_000}}]), "not_json"),
+        ({"messages": [USER, REPLY], "tools": ["ls"]}, "bad_tools"),
+        ({"messages": [USER, REPLY], "tools": {"name": "ls"}}, "bad_tools"),
+        ({"messages": [USER, {**REPLY, "reasoning_content": ["easy"]}]}, "not_text"),
+        ({"messages": [{"role": "user", "content": "half of a pair: \ud83d"}, REPLY]}, "not_utf8"),
+        ({"messages": "[" * 100_000}, "not_json"),
+        ({"conversations": [{"from": ["human"], "value": "1+1?"}]}, "no_conversation"),
+        ('{"messages": ' + "[" * 100_000, "no_conversation"),
+    ],
+)
+def test_a_row_of_another_shape_is_counted_and_the_others_are_made(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, row: Any, reason: str
+) -> None:
+    path = tmp_path / "conversations.jsonl"
+    path.write_text((row if isinstance(row, str) else json.dumps(row)) + "\n" + conversation("1+1?", "2."))
+    counts = build_corpus(path, ReplyFinder(tokenizer), tmp_path / "corpus")
+    assert (counts["samples"], counts["dropped"]) == (1, {reason: 1})
+
+
+def test_calls_and_tools_may_be_json_text_or_empty(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "ls", "arguments": {}}}
+    plain = {"messages": [USER, REPLY]}
+    rows = [calling([call]), calling(json.dumps([call])), plain, {**plain, "tools": ""}, {**plain, "tools": "[]"}]
+    path = tmp_path / "conversations.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    build_corpus(path, ReplyFinder(tokenizer), tmp_path / "corpus")
+    corpus: Any = datasets.load_from_disk(str(tmp_path / "corpus"))
+    assert corpus[0] == corpus[1]
+    assert corpus[2] == corpus[3] == corpus[4]
+
+
+def test_text_in_parquet_that_is_not_utf8_costs_its_own_row(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    texts = [json.dumps([USER, REPLY]).encode(), b"\xff[]", json.dumps([USER, REPLY]).encode()]
+    unchecked = pa.array(texts, pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"messages": unchecked}), tmp_path / "conversations.parquet")
+    counts = build_corpus(tmp_path / "conversations.parquet", ReplyFinder(tokenizer), tmp_path / "corpus")
+    assert (counts["read"], counts["samples"], counts["dropped"]) == (3, 2, {"no_conversation": 1})
