@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
@@ -37,7 +37,8 @@ class CorpusCounts:
 
     A conversation gives one sample or, when its history changes between renderings and the policy says so, several:
     `samples` = `conversations` + `split`. `skipped` are replies in them that are context only, by reason
-    (`replies.ReplyFinder.rows`); `shortened` are samples that lost their beginning.
+    (`replies.ReplyFinder.rows`, and `cut` for one that lost its beginning, or is gone, with the beginning of its
+    sample); `shortened` are samples that lost theirs.
     """
 
     read: int = 0
@@ -63,7 +64,8 @@ class Length:
     def fit(self, row: TextRow) -> TextRow | None:
         """The row, or its tail; None when it has to go.
 
-        A reply that would lose its beginning is context then. The last one is kept whole, with a token before it.
+        A reply that would lose its beginning, or the last token before it, is context then. The last one is kept whole,
+        with a token before it.
         """
         if self.limit is None or len(row.input_ids) <= self.limit:
             return row
@@ -71,10 +73,11 @@ class Length:
         mask = row.loss_mask[cut:]
         if self.over == "drop":
             return None
-        if row.loss_mask[cut - 1] and mask[0]:
+        if mask[0]:
             lost = mask.index(0) if 0 in mask else len(mask)
             mask[:lost] = [0] * lost
-        return TextRow(row.input_ids[cut:], mask, row.supervised) if any(mask) and not mask[0] else None
+        replies = sum(one > before for before, one in pairwise(mask))
+        return TextRow(row.input_ids[cut:], mask, row.supervised[-replies:]) if replies else None
 
 
 def build_corpus(
@@ -109,7 +112,7 @@ def _fill(folder: Path, conversations: Path, finder: ReplyFinder, length: Length
             yield pa.Table.from_pylist(batch, schema=SAMPLE_SCHEMA)
 
     shards = write_shards(folder, SAMPLE_SCHEMA, tables())
-    counts.skipped = finder.skipped
+    counts.skipped += finder.skipped
     check_balance(f"{conversations}", counts.read, {"conversations": counts.conversations, **counts.dropped})
     check_balance(f"{conversations}", counts.samples, {"conversations": counts.conversations, "split": counts.split})
     if not counts.samples:
@@ -150,6 +153,8 @@ def _samples(path: Path, finder: ReplyFinder, length: Length, counts: CorpusCoun
             counts.tokens += len(fitted.input_ids)
             counts.supervised_tokens += sum(fitted.loss_mask)
             counts.supervised_turns += len(fitted.supervised)
+            if lost := len(row.supervised) - len(fitted.supervised):
+                counts.skipped["cut"] += lost
             yield {
                 "input_ids": fitted.input_ids,
                 "loss_mask": fitted.loss_mask,

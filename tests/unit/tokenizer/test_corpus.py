@@ -127,6 +127,8 @@ def test_conversations_come_as_parquet_and_as_sharegpt_too(tokenizer: PreTrained
         ([0, 1, 1, 1], 2, "keep_tail", None),
         # An earlier one becomes context when its beginning goes.
         ([0, 1, 1, 0, 1, 1], 4, "keep_tail", ([2, 3, 4, 5], [0, 0, 1, 1])),
+        # Or when nothing is left before it.
+        ([0, 1, 1, 0, 1, 1], 5, "keep_tail", ([1, 2, 3, 4, 5], [0, 0, 0, 1, 1])),
     ],
 )
 def test_a_longer_sample_is_dropped_or_keeps_its_tail(
@@ -134,6 +136,17 @@ def test_a_longer_sample_is_dropped_or_keeps_its_tail(
 ) -> None:
     row = Length(limit, over).fit(TextRow(list(range(len(mask))), mask, (1,)))
     assert (row and (row.input_ids, row.loss_mask)) == expected
+
+
+def test_replies_that_a_shorter_sample_loses_are_counted(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    path = tmp_path / "conversations.jsonl"
+    path.write_text(json.dumps({"messages": [USER, {**REPLY, "content": "two " * 50}, USER, REPLY]}))
+    whole = build_corpus(path, ReplyFinder(tokenizer), tmp_path / "whole")
+    assert (whole["supervised_turns"], whole["skipped"]) == (2, {})
+    # Within the first reply, and past it.
+    for limit in (whole["tokens"] - 40, 20):
+        cut = build_corpus(path, ReplyFinder(tokenizer), tmp_path / f"{limit}", Length(limit, "keep_tail"))
+        assert (cut["shortened"], cut["supervised_turns"], cut["skipped"]) == (1, 1, {"cut": 1})
 
 
 USER, REPLY = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2."}
