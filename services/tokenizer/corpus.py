@@ -87,21 +87,36 @@ def build_corpus(
 
     Args:
         conversations: JSONL, or Parquet; see `conversations.read_conversation` for the rows.
-        notes: what else corpus.json is to say.
+        notes: what else corpus.json is to say of how the corpus is made.
 
     Raises:
-        UserError: there is no such file, no row of it gives a sample, or `output` is something else.
+        UserError: there is no such file, no row of it gives a sample, or `output` is something else or was made of
+            something else.
     """
     if not conversations.is_file():
         raise UserError(f"conversations {conversations}: there is no such file")
     record = output / "corpus.json"
     if output.exists() and not record.is_file():
         raise UserError(f"{output} is there, but is no corpus made here (it has no {record.name}); name another folder")
-    publish_folder(output, lambda folder: _fill(folder, conversations, finder, length, notes))
-    return read_json(record)
+    made_of = {"file": str(conversations.absolute()), "max_length": length.limit, "over_length": length.over, **notes}
+    publish_folder(output, lambda folder: _fill(folder, conversations, finder, length, made_of))
+    content = read_json(record)
+    # An earlier version told less.
+    differences = [
+        f"{name} was {content[name]}, is {made_of[name]}"
+        for name in made_of
+        if name in content and content[name] != made_of[name]
+    ]
+    if differences:
+        raise UserError(
+            f"{output} is there, and was made otherwise ({'; '.join(differences)}); name another folder, or remove it"
+        )
+    return content
 
 
-def _fill(folder: Path, conversations: Path, finder: ReplyFinder, length: Length, notes: dict[str, str]) -> None:
+def _fill(
+    folder: Path, conversations: Path, finder: ReplyFinder, length: Length, made_of: dict[str, str | int | None]
+) -> None:
     counts = CorpusCounts()
     rows = _samples(conversations, finder, length, counts)
     digest = hashlib.sha256()
@@ -121,7 +136,7 @@ def _fill(folder: Path, conversations: Path, finder: ReplyFinder, length: Length
             'each has to be {"messages": [{"role": ..., "content": ...}, ...]} with a reply of the assistant'
         )
     write_state(folder, shards, digest.hexdigest()[:16])
-    publish_json(folder / "corpus.json", {**notes, **vars(counts)})
+    publish_json(folder / "corpus.json", {**made_of, **vars(counts)})
 
 
 def _samples(path: Path, finder: ReplyFinder, length: Length, counts: CorpusCounts) -> Iterator[dict[str, Any]]:

@@ -67,6 +67,20 @@ def test_a_corpus_that_is_there_is_left_as_it_is(
     assert build_corpus(conversations, ReplyFinder(tokenizer), tmp_path / "corpus") == counts
 
 
+def test_a_corpus_that_was_made_otherwise_is_refused_and_left_alone(
+    conversations: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    finder, output = ReplyFinder(tokenizer), tmp_path / "corpus"
+    counts = build_corpus(conversations, finder, output, Length(80), template="one")
+    other = conversations.with_name("other.jsonl")
+    other.write_text(conversation("3+3?", "6."))
+    with pytest.raises(UserError, match=r"made otherwise \(file was .*conversations\.jsonl, is .*other\.jsonl\)"):
+        build_corpus(other, finder, output, Length(80), template="one")
+    with pytest.raises(UserError, match="max_length was 80, is None; template was one, is two"):
+        build_corpus(conversations, finder, output, template="two")
+    assert build_corpus(conversations, finder, output, Length(80), template="one") == counts
+
+
 def test_a_folder_that_is_something_else_is_left_alone(
     conversations: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
