@@ -98,6 +98,19 @@ def test_a_row_without_its_group_is_rejected_and_null_is_a_group_of_its_own(prep
     assert content["sources"]["a"]["rejected"] == {"missing_column": 2}
 
 
+def test_prompts_without_a_word_are_not_near_duplicates_of_each_other(
+    prepare_rows: PrepareRows, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    held = chat.render(tokenizer, [{"role": "user", "content": "!?"}])
+    rows = {"input_ids": [[*held, 5]], "loss_mask": [[0] * len(held) + [1]], "seq_len": [len(held) + 1]}
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "base"))
+    asked = ["🙂", "???", "∑ + ∂", "!?"]
+    sources = {"a": {"rows": [{"question": text} for text in asked], "quota": 9}}
+    run, content = prepare_rows(sources=sources, merge={"base": str(tmp_path / "base")})
+    assert sorted(texts(run)) == sorted(asked[:3])
+    assert content["sources"]["a"]["duplicates"] == {"in_corpus": 1}
+
+
 def test_rows_are_filtered_by_column_and_by_language(prepare_rows: PrepareRows) -> None:
     rows = [
         {"question": "Why is ice lighter than water?", "source": "socratic", "language": "en"},
