@@ -93,7 +93,9 @@ class SourceSettings(RowsSettings):
     quota: int = Field(gt=0, description="prompts to generate answers for")
     held_out: int = Field(default=0, ge=0, description="further prompts kept aside to measure acceptance on")
     group_by: str | None = Field(
-        default=None, description="column that rewrites of one question share: one of each is taken, then a second ..."
+        default=None,
+        description="column that rewrites of one question share: one of each is taken, then a second ...; "
+        "of a question that is held out none is generated for",
     )
     near_duplicates: Literal["drop", "keep"] = "drop"
     filters: FilterSettings = FilterSettings()

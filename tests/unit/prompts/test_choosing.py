@@ -91,6 +91,23 @@ def test_groups_take_turns(prepare_rows: PrepareRows) -> None:
     assert groups[7] == "0"
 
 
+def test_rewrites_of_what_is_held_out_are_not_generated_for(prepare_rows: PrepareRows) -> None:
+    rows = [
+        {"question": f"Say {number} in {group} ways.", "original": f"group {group}"}
+        for group in range(4)
+        for number in range(3)
+    ]
+    source = {"rows": rows, "group_by": "original", "near_duplicates": "keep", "quota": 20}
+    run, content = prepare_rows(sources={"a": {**source, "held_out": 2}})
+    held_out = {json.loads(prompt.messages)[0]["content"].split()[3] for prompt in read_prompts(run.held_out("a"))}
+    assert len(held_out) == 2
+    assert {text.split()[3] for text in texts(run)} == {"0", "1", "2", "3"} - held_out
+    account = content["sources"]["a"]
+    assert (account["held_out"], account["kept"], account["duplicates"]) == (2, 6, {"held_out_group": 4})
+    with pytest.raises(UserError, match="7 held_out_group"):
+        prepare_rows("all", sources={"a": {**source, "held_out": 5}})
+
+
 def test_a_row_without_its_group_is_rejected_and_null_is_a_group_of_its_own(prepare_rows: PrepareRows) -> None:
     rows = [{**row, "original": None} for row in questions(4)] + questions(2, first=10)
     run, content = prepare_rows(sources={"a": {"rows": rows, "group_by": "original", "quota": 4}})
