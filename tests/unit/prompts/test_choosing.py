@@ -246,6 +246,28 @@ def test_an_existing_corpus_that_cannot_be_read_is_told(prepare_rows: PrepareRow
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("input_ids", "told"),
+    [
+        ([[3, 4], [5, -100, 6]], r"row 1: id -100 is outside every vocabulary; remove or mend such rows"),
+        ([[3, 4], [5, None, 6]], r"row 1: id None is outside"),
+        ([[3, 2**40, 4]], r"row 0: id 1099511627776 is outside"),
+        ([["a", "b"]], r"no column of lists of integers 'input_ids'"),
+    ],
+)
+def test_an_id_of_the_existing_corpus_that_is_no_tokens_is_named(
+    prepare_rows: PrepareRows, tmp_path: Path, input_ids: list[list[Any]], told: str
+) -> None:
+    rows = {
+        "input_ids": input_ids,
+        "loss_mask": [[0] * (len(row) - 1) + [1] for row in input_ids],
+        "seq_len": [len(row) for row in input_ids],
+    }
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "base"))
+    with pytest.raises(UserError, match=told):
+        prepare_rows(sources={"a": {"rows": questions(6), "quota": 9}}, merge={"base": str(tmp_path / "base")})
+
+
 def test_the_mix_adds_up_before_and_after(prepare_rows: PrepareRows) -> None:
     sources = {
         "a": {"rows": questions(30), "quota": 30, "domain": "general"},
