@@ -50,7 +50,7 @@ def tokenized_prompts(merge: MergeSettings) -> Iterator[list[TokenIds]]:
     folder = open_dataset(merge.base)
     ids, mask = merge.base_columns.get("input_ids", "input_ids"), merge.base_columns.get("loss_mask", "loss_mask")
     for name in (ids, mask):
-        if name not in folder.schema.names or not _is_integers(folder.schema.field(name).type):
+        if name not in folder.schema.names or not _is_integers(folder.schema.field(name).type, or_bool=name == mask):
             raise UserError(
                 f"corpus {merge.base}: no column of lists of integers {name!r}; its columns are "
                 f"{describe(folder.schema)}: name them in merge.base_columns"
@@ -90,6 +90,7 @@ def _check_ids(ids: pa.Array) -> None:
         raise RowFaultError(row, f"id {ids.values[place]} is outside every vocabulary")
 
 
-def _is_integers(kind: pa.DataType) -> bool:
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return bool(is_list and (pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type)))
+def _is_integers(kind: pa.DataType, or_bool: bool) -> bool:
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return False
+    return bool(pa.types.is_integer(kind.value_type) or (or_bool and pa.types.is_boolean(kind.value_type)))

@@ -253,6 +253,7 @@ def test_an_existing_corpus_that_cannot_be_read_is_told(prepare_rows: PrepareRow
         ([[3, 4], [5, None, 6]], r"row 1: id None is outside"),
         ([[3, 2**40, 4]], r"row 0: id 1099511627776 is outside"),
         ([["a", "b"]], r"no column of lists of integers 'input_ids'"),
+        ([[True, False]], r"no column of lists of integers 'input_ids'"),
     ],
 )
 def test_an_id_of_the_existing_corpus_that_is_no_tokens_is_named(
