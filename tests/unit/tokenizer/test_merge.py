@@ -307,6 +307,25 @@ def test_a_mapping_to_a_column_that_is_not_there_is_told(make_assembled: Generat
         merge_run(run, settings)
 
 
+def test_a_mapping_of_two_columns_to_one_is_told(make_assembled: Generated, base: Path) -> None:
+    run, settings = make_assembled({}, base=base, merge={"base_columns": {"input_ids": "loss_mask"}})
+    with pytest.raises(
+        UserError, match="takes one column for two \\(input_ids: loss_mask, loss_mask: loss_mask, seq_len"
+    ):
+        merge_run(run, settings)
+
+
+@pytest.mark.parametrize("name", ["merge.json", "corpus.json"])
+@pytest.mark.parametrize(("text", "told"), [("{", "cannot be read: Expecting"), ("[]", "does not tell how")])
+def test_a_damaged_record_of_the_corpus_is_told(
+    make_assembled: Generated, base: Path, name: str, text: str, told: str
+) -> None:
+    (base / name).write_text(text)
+    run, settings = make_assembled({}, base=base)
+    with pytest.raises(UserError, match=rf"base/{name} {told}"):
+        merge_run(run, settings)
+
+
 def test_samples_and_provenance_that_disagree_are_refused(make_assembled: Generated) -> None:
     run, settings = make_assembled({}, {})
     path = run.provenance("questions-00000")
@@ -366,6 +385,7 @@ def test_a_run_without_one_sample_is_refused(make_assembled: Generated, base: Pa
         ([{"input_ids": [1], "labels": [1], "seq_len": 1}], "no column loss_mask, unknown column labels"),
         ([{"input_ids": ["a"], "loss_mask": [1], "seq_len": 1}], "input_ids is list<item: string>"),
         ([{"input_ids": [1], "loss_mask": [1], "seq_len": 1, "extra": 1}], "unknown column extra"),
+        ([{"input_ids": [True], "loss_mask": [1], "seq_len": 1}], "input_ids is list<item: bool>"),
     ],
 )
 def test_a_corpus_of_other_columns_is_told_what_differs(
