@@ -21,6 +21,9 @@ from services.errors import UserError
 from services.tokenizer.conversations import QUESTION, Normalizer
 from services.tokenizer.encoding import PieceEncoder
 
+# Long sessions of agents have one each: of sixty messages, 4096 take 150 MB.
+REMEMBERED_LAYOUTS = 4096
+
 # What becomes of thinking that the template drops from the history.
 Thinking = Literal["last_turn", "one_row_per_turn", "preserve"]
 
@@ -164,7 +167,7 @@ class ReplyFinder:
             bool(tools),
             tuple(piece if piece in added else "" for piece in pieces),
         )
-        layout, uses = self._layouts.get(key, (None, 0))
+        layout, uses = self._layouts.pop(key, (None, 0))  # and back to the end: the first was not used for longest
         if layout is None or _is_power_of_four(uses) or not _fits(layout, pieces):
             measured = self._measure(messages, tools, whole, pieces)
             if layout is not None and _fits(layout, pieces) and measured != layout:
@@ -173,6 +176,8 @@ class ReplyFinder:
                     "one of them (exact)"
                 )
             layout = measured
+        if len(self._layouts) >= REMEMBERED_LAYOUTS:
+            del self._layouts[next(iter(self._layouts))]
         self._layouts[key] = (layout, uses + 1)
         return layout
 
