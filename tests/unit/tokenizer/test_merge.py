@@ -245,6 +245,23 @@ def test_a_base_that_was_changed_is_indexed_anew(make_assembled: Generated, base
     assert merge_runs([run], base, tmp_path / "two", settings, verify=True)["dropped"] == {"in_base": 1}
 
 
+def test_an_index_that_another_merge_published_meanwhile_stays(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard, index = base / "data-00000-of-00002.arrow", tmp_path / "index.arrow"
+    examine_shard, published = content_index.examine_shard, tmp_path / "published"
+
+    def meanwhile(*arguments: Any) -> Any:
+        monkeypatch.setattr(content_index, "examine_shard", examine_shard)
+        content_index.build_index(index, shard, None)
+        published.hardlink_to(index)
+        return examine_shard(*arguments)
+
+    monkeypatch.setattr(content_index, "examine_shard", meanwhile)
+    content_index.build_index(index, shard, None)
+    assert index.samefile(published)
+
+
 def test_a_run_named_twice_is_refused(make_assembled: Generated, tmp_path: Path) -> None:
     run, settings = make_assembled({})
     with pytest.raises(UserError, match="run run is named twice"):
