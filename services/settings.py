@@ -73,7 +73,7 @@ class RejectRule(Section):
     """Rows that are not wanted for what one of their columns says."""
 
     column: str
-    values: list[str] = Field(min_length=1)
+    values: list[str] = Field(min_length=1, description='as text; of other values "true", "false", "null" or "5"')
     reason: str = Field(pattern=r"^[a-z][a-z0-9_]*$", description="the word that they are counted under")
 
 

@@ -194,7 +194,7 @@ def _filter(value: dict[str, Any], conversation: Conversation, filters: FilterSe
     for rule in filters.reject:
         if rule.column not in value:
             raise Rejected("missing_column")
-        if str(value[rule.column]) in rule.values:
+        if not _texts(value[rule.column]).isdisjoint(rule.values):
             raise Rejected(rule.reason)
     if not filters.languages:
         return
@@ -207,6 +207,11 @@ def _filter(value: dict[str, Any], conversation: Conversation, filters: FilterSe
         other = str(told).split("-")[0].lower() not in filters.languages  # "zh-cn" is Chinese too
     if other:
         raise Rejected("other_language")
+
+
+def _texts(value: Any) -> set[str]:
+    """What a configuration may call a value: `true` as the file has it, or `True` as Python does."""
+    return {str(value), json.dumps(value)} if value is None or isinstance(value, bool) else {str(value)}
 
 
 def _group(value: dict[str, Any], column: str | None) -> str | None:

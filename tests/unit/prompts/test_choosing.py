@@ -143,6 +143,19 @@ def test_rows_are_filtered_by_column_and_by_language(prepare_rows: PrepareRows) 
     assert sorted(texts(run)) == ["Why is the sky blue at noon?", "为什么天空是蓝色的"]
 
 
+@pytest.mark.parametrize(
+    ("unwanted", "wanted", "named"),
+    [(False, True, "false"), (None, "x", "null"), (5, 50, "5"), ("NC", "BY", "NC")],
+)
+def test_a_rule_names_values_as_the_file_writes_them(
+    prepare_rows: PrepareRows, unwanted: Any, wanted: Any, named: str
+) -> None:
+    rows = [{**row, "licence": value} for row, value in zip(questions(2), (unwanted, wanted), strict=True)]
+    filters = {"reject": [{"column": "licence", "values": [named], "reason": "licence"}]}
+    _, content = prepare_rows(sources={"a": {"rows": rows, "quota": 2, "filters": filters}})
+    assert (content["sources"]["a"]["rejected"], content["sources"]["a"]["kept"]) == ({"licence": 1}, 1)
+
+
 def test_a_language_that_no_column_tells_is_detected(prepare_rows: PrepareRows) -> None:
     french = {"question": "Pourquoi le ciel est-il bleu quand il fait beau à midi ?"}
     code = {"question": "def f(x):\n    return x + 1"}
