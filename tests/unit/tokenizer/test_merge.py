@@ -505,6 +505,25 @@ def test_a_folder_in_the_place_of_the_dataset_is_left_alone(make_assembled: Gene
     assert list(run.dataset.iterdir()) == []
 
 
+def test_a_place_where_no_dataset_can_be_made_is_told(
+    make_assembled: Generated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, settings = make_assembled({})
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.touch()
+    link.symlink_to(tmp_path / "nowhere")
+    for dataset, told in (
+        (file / "in" / "it", rf"cannot be made there, since {file} is no folder; name another"),
+        (link, r"link is there, but no merge made it"),
+    ):
+        with pytest.raises(UserError, match=told):
+            merge_runs([run], None, dataset, settings, verify=True)
+    # Root may write anywhere.
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(UserError, match=rf"since {tmp_path} may not be written to"):
+        merge_runs([run], None, tmp_path / "dataset", settings, verify=True)
+
+
 def test_too_little_disk_is_told_before_anything_is_written(
     make_assembled: Generated, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
