@@ -40,8 +40,8 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a Hugging Face model folder, with its chat template; nothing is fetched from a hub.
 
     Raises:
-        UserError: there is no such folder, or it lacks a tokenizer or a chat template, or its tokenizer has more
-            tokens than its model has embeddings.
+        UserError: there is no such folder, or it lacks a tokenizer or a chat template, its template does not take one
+            question, or its tokenizer has more tokens than its model has embeddings.
     """
     if not path.is_dir():
         raise UserError(f"target model {path}: there is no such folder; set target.path")
@@ -49,13 +49,20 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
         raise UserError(f"target model {path}: no tokenizer.json; save the model's fast tokenizer there")
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"target model {path}: the tokenizer cannot be loaded: {_one_line(error)}") from error
     if not tokenizer.chat_template:
         raise UserError(
             f"target model {path}: the tokenizer has no chat template; take an instruction-tuned model, or put its "
             "chat_template.jinja into the folder"
         )
+    try:
+        render(tokenizer, PROBE)
+    except RenderingError as error:
+        raise UserError(
+            f"target model {path}: its chat template does not take even one question of a user: {error}; mend "
+            "chat_template in its tokenizer_config.json, or chat_template.jinja"
+        ) from error
     if len(tokenizer) > (size := vocabulary_size(path)):
         raise UserError(
             f"target model {path}: the tokenizer has {len(tokenizer)} tokens and the model {size} embeddings; "
@@ -127,8 +134,11 @@ def _apply_template(
 
 
 def takes_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the template shows tools to the model; one that does not would drop them without a word."""
-    return render(tokenizer, PROBE, [PROBE_TOOL]) != render(tokenizer, PROBE)
+    """Whether the template shows tools to the model; one that does not drops them without a word, or refuses them."""
+    try:
+        return render(tokenizer, PROBE, [PROBE_TOOL]) != render(tokenizer, PROBE)
+    except RenderingError:
+        return False
 
 
 def takes_thinking(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -79,7 +79,7 @@ class RowFaultError(Exception):
 def check_columns(schema: pa.Schema, where: str) -> None:
     """Raises UserError when a dataset's columns are not those of a sample; integer widths may differ."""
     fits = set(schema.names) == set(SAMPLE_SCHEMA.names) and all(
-        _fits(schema.field(field.name).type, field.type) for field in SAMPLE_SCHEMA
+        _fits(field.name, schema.field(field.name).type, field.type) for field in SAMPLE_SCHEMA
     )
     if not fits:
         missing = [name for name in SAMPLE_SCHEMA.names if name not in schema.names]
@@ -87,7 +87,7 @@ def check_columns(schema: pa.Schema, where: str) -> None:
         wrong = [
             f"{field.name} is {schema.field(field.name).type}"
             for field in SAMPLE_SCHEMA
-            if field.name in schema.names and not _fits(schema.field(field.name).type, field.type)
+            if field.name in schema.names and not _fits(field.name, schema.field(field.name).type, field.type)
         ]
         differences = [
             *(f"no column {name}" for name in missing),
@@ -198,10 +198,12 @@ def _mask(values: pa.Array, ends: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8
     return mask.view(np.uint8) if mask.itemsize == 1 else mask.astype(np.uint8)
 
 
-def _fits(found: pa.DataType, expected: pa.DataType) -> bool:
+def _fits(name: str, found: pa.DataType, expected: pa.DataType) -> bool:
     if pa.types.is_list(expected):
-        is_list = pa.types.is_list(found) or pa.types.is_large_list(found)
-        return bool(is_list and (pa.types.is_integer(found.value_type) or pa.types.is_boolean(found.value_type)))
+        if not (pa.types.is_list(found) or pa.types.is_large_list(found)):
+            return False
+        is_mask = name == "loss_mask" and pa.types.is_boolean(found.value_type)
+        return bool(is_mask or pa.types.is_integer(found.value_type))
     return bool(pa.types.is_integer(found))
 
 

@@ -73,7 +73,7 @@ class RejectRule(Section):
     """Rows that are not wanted for what one of their columns says."""
 
     column: str
-    values: list[str] = Field(min_length=1)
+    values: list[str] = Field(min_length=1, description='as text; of other values "true", "false", "null" or "5"')
     reason: str = Field(pattern=r"^[a-z][a-z0-9_]*$", description="the word that they are counted under")
 
 
@@ -93,7 +93,9 @@ class SourceSettings(RowsSettings):
     quota: int = Field(gt=0, description="prompts to generate answers for")
     held_out: int = Field(default=0, ge=0, description="further prompts kept aside to measure acceptance on")
     group_by: str | None = Field(
-        default=None, description="column that rewrites of one question share: one of each is taken, then a second ..."
+        default=None,
+        description="column that rewrites of one question share: one of each is taken, then a second ...; "
+        "of a question that is held out none is generated for",
     )
     near_duplicates: Literal["drop", "keep"] = "drop"
     filters: FilterSettings = FilterSettings()

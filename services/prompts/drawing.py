@@ -27,10 +27,14 @@ def draw_prompts(
     counts: SourceCounts,
     progress: Progress,
 ) -> Iterator[Prompt]:
-    """Prompts in the order of their ranks until the quota is full, those held out first, counted as they are taken."""
+    """Prompts in the order of their ranks until the quota is full, those held out first, counted as they are taken.
+
+    Of a group that has a prompt held out none is generated for: a rewrite of it would be known.
+    """
     rows = ranked(candidates.records, taken.of_run, taken.of_corpus, source.group_by is not None)
     counts.duplicates.update(rows.duplicates)
     wanted = source.held_out + source.quota
+    held_out_groups: set[int] = set()
     decided = 0
     for batch in pool.map(draw, _draw_tasks(source, candidates, rows.order)):
         for index, drawn in batch:
@@ -44,9 +48,13 @@ def draw_prompts(
                 counts.contaminated[drawn.detail] += 1
             elif drawn.dropped == "over_length":
                 counts.over_length += 1
+            elif counts.held_out == source.held_out and int(row["group"]) in held_out_groups:
+                counts.duplicates["held_out_group"] += 1
             elif duplicate := taken.why(drawn):
                 counts.duplicates[duplicate] += 1
             else:
+                if counts.held_out < source.held_out:
+                    held_out_groups.add(int(row["group"]))
                 yield _take(source, row, candidates.read(index), drawn, taken, counts)
         if counts.held_out + counts.kept == wanted:
             break

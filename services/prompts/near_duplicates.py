@@ -13,10 +13,16 @@ from services.settings import NearDuplicateSettings
 Signature = np.ndarray[Any, np.dtype[np.uint32]]
 
 
-def signature(text: str, settings: NearDuplicateSettings) -> Signature:
-    """MinHash of the text's word shingles; [permutations], uint32. Equal texts have equal signatures anywhere."""
+def signature(text: str, settings: NearDuplicateSettings) -> Signature | None:
+    """MinHash of the text's word shingles; [permutations], uint32. Equal texts have equal signatures anywhere.
+
+    None for a text without a word (signs, emoji): it has nothing to be compared by, and all such would be the same.
+    """
+    shingles = ngrams(words(text), settings.shingle)
+    if not shingles:
+        return None
     minhash = _empty(settings.permutations).copy()
-    minhash.update_batch([shingle.encode() for shingle in ngrams(words(text), settings.shingle)])
+    minhash.update_batch([shingle.encode() for shingle in shingles])
     return np.asarray(minhash.hashvalues, dtype=np.uint32)
 
 

@@ -73,8 +73,12 @@ def read_rows(path: Path, columns: Sequence[str], max_row_bytes: int = MAX_ROW_B
 
 def read_blocks(path: Path, columns: Sequence[str], max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[Block]:
     """The blocks of one file, in order. Raises as `read_rows` does."""
-    if not path.is_file():
-        raise UserError(f"prompt file {path}: there is no such file; see sources[].files")
+    try:
+        if not path.is_file():
+            raise UserError(f"prompt file {path}: there is no such file; see sources[].files")
+        path.open("rb").close()
+    except OSError as error:
+        raise UserError(f"prompt file {path} cannot be read: {error.strerror}; see sources[].files") from error
     if path.suffix == ".parquet":
         yield from _parquet(path, columns)
     elif path.name.endswith((".json", ".jsonl", ".json.gz", ".jsonl.gz")):
@@ -126,17 +130,26 @@ def _arrow_rows(block: Block, stream: bytes, max_row_bytes: int) -> Iterator[Row
     number = block.first
     for batch in pa.ipc.open_stream(stream):
         if batch.nbytes <= max_row_bytes:
-            for value in batch.to_pylist():
-                yield Row(block.path, number, value)
-                number += 1
-            continue
-        for index in range(batch.num_rows):
-            row = batch.slice(index, 1)
-            if row.nbytes > max_row_bytes:
-                yield Row(block.path, number, None, "row_too_long")
+            try:
+                values = batch.to_pylist()
+            except UnicodeDecodeError:  # Parquet's writers do not all check that text is UTF-8
+                pass
             else:
-                yield Row(block.path, number, row.to_pylist()[0])
+                yield from (Row(block.path, number + index, value) for index, value in enumerate(values))
+                number += batch.num_rows
+                continue
+        for index in range(batch.num_rows):
+            yield _arrow_row(block.path, number, batch.slice(index, 1), max_row_bytes)
             number += 1
+
+
+def _arrow_row(path: Path, number: int, row: pa.RecordBatch, max_row_bytes: int) -> Row:
+    if row.nbytes > max_row_bytes:
+        return Row(path, number, None, "row_too_long")
+    try:
+        return Row(path, number, row.to_pylist()[0])
+    except UnicodeDecodeError:
+        return Row(path, number, None, "not_utf8")
 
 
 def _json(path: Path, max_row_bytes: int) -> Iterator[Block]:

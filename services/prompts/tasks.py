@@ -93,7 +93,7 @@ class Drawn(NamedTuple):
 
 
 class IndexedTokens(NamedTuple):
-    """Of some tokenized prompts: hashes of their ids, and signatures, [prompts or 0, permutations]."""
+    """Of some tokenized prompts: hashes of their ids, and signatures of those with words, [signed, permutations]."""
 
     hashes: np.ndarray[Any, np.dtype[np.uint64]]
     signatures: Signature
@@ -157,7 +157,8 @@ def index_tokens(shared: Shared, prompts: list[TokenIds]) -> IndexedTokens:
     if near is None or marks is None:
         return IndexedTokens(hashes, np.empty((0, near.permutations if near else 0), np.uint32))
     texts = (user_text_of(shared.renderer.tokenizer, marks, input_ids.tolist()) for input_ids in prompts)
-    return IndexedTokens(hashes, np.stack([signature(text, near) for text in texts]))
+    signatures = [signed for text in texts if (signed := signature(text, near)) is not None]
+    return IndexedTokens(hashes, np.array(signatures, np.uint32).reshape(-1, near.permutations))
 
 
 def hash_of(input_ids: TokenIds) -> int:
@@ -193,7 +194,7 @@ def _filter(value: dict[str, Any], conversation: Conversation, filters: FilterSe
     for rule in filters.reject:
         if rule.column not in value:
             raise Rejected("missing_column")
-        if str(value[rule.column]) in rule.values:
+        if not _texts(value[rule.column]).isdisjoint(rule.values):
             raise Rejected(rule.reason)
     if not filters.languages:
         return
@@ -206,6 +207,11 @@ def _filter(value: dict[str, Any], conversation: Conversation, filters: FilterSe
         other = str(told).split("-")[0].lower() not in filters.languages  # "zh-cn" is Chinese too
     if other:
         raise Rejected("other_language")
+
+
+def _texts(value: Any) -> set[str]:
+    """What a configuration may call a value: `true` as the file has it, or `True` as Python does."""
+    return {str(value), json.dumps(value)} if value is None or isinstance(value, bool) else {str(value)}
 
 
 def _group(value: dict[str, Any], column: str | None) -> str | None:
@@ -231,6 +237,7 @@ def _drawn(shared: Shared, source: SourceSettings, conversation: Conversation) -
 
 
 def _signatures(shared: Shared, messages: list[dict[str, Any]]) -> list[Signature]:
-    """The prompt's signature; none when near duplicates are not looked for."""
+    """The prompt's signature; none when near duplicates are not looked for, or it has no words."""
     near = shared.settings.prepare.deduplicate.near
-    return [signature(user_text(messages), near)] if near is not None else []
+    signed = signature(user_text(messages), near) if near is not None else None
+    return [] if signed is None else [signed]

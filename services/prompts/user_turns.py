@@ -19,13 +19,19 @@ class TurnMarks(NamedTuple):
 
 
 def turn_marks(tokenizer: PreTrainedTokenizerBase) -> TurnMarks | None:
-    """The template's marks of a user turn, from the rendering of a known conversation; None where they do not show."""
+    """The template's marks of a user turn, from the rendering of a known conversation; None where they do not show.
+
+    They do not either in a template that refuses that conversation.
+    """
     messages = [
         {"role": "user", "content": FIRST},
         {"role": "assistant", "content": REPLY},
         {"role": "user", "content": LAST},
     ]
-    text = chat.render_text(tokenizer, messages)
+    try:
+        text = chat.render_text(tokenizer, messages)
+    except chat.RenderingError:
+        return None
     if any(text.count(known) != 1 for known in (FIRST, REPLY, LAST)):
         return None
     before_first, rest = text.split(FIRST)

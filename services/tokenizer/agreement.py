@@ -76,9 +76,10 @@ def compare(finder: ReplyFinder, prompt: Prompt, completion: Completion) -> str:
         rows = finder.rows(messages, tools)
     except (chat.RenderingError, RejectedError):
         return "not_shown"
-    if not rows:
+    row = next((row for row in rows if len(messages) - 1 in row.supervised), None)
+    if row is None:
         return "not_shown"
-    ids, mask = rows[0].input_ids, rows[0].loss_mask
+    ids, mask = row.input_ids, row.loss_mask
     if truncated:  # the rendering closes the turn
         ids, mask = ids[:-1], mask[:-1]
     asked = len(prompt.input_ids)

@@ -61,7 +61,8 @@ def open_base(path: Path, columns: Mapping[str, str], tokenizer: str) -> Base:
     """Find a corpus, and check its columns and, where it tells them, its tokenizer.
 
     Raises:
-        UserError: it is no dataset of samples, or its ids are another tokenizer's.
+        UserError: it is no dataset of samples, its record is damaged, its ids are another tokenizer's, or one of its
+            columns is to be two of a sample's.
     """
     folder = open_dataset(path)
     where = f"corpus {path}"
@@ -71,15 +72,30 @@ def open_base(path: Path, columns: Mapping[str, str], tokenizer: str) -> Base:
         if missing := [own for own in theirs.values() if own not in schema.names]:
             found = ", ".join(schema.names)
             raise UserError(f"{where}: merge.base_columns names {missing[0]!r}, and its columns are {found}")
+        if len(set(theirs.values())) < len(theirs):
+            told = ", ".join(f"{name}: {own}" for name, own in theirs.items())
+            raise UserError(f"{where}: merge.base_columns takes one column for two ({told}); name each one's own")
         schema = pa.schema([pa.field(name, schema.field(own).type) for name, own in theirs.items()])
         columns = theirs
     check_columns(schema, where)
-    record = read_json(path / MERGE_RECORD) if (path / MERGE_RECORD).is_file() else {}
-    made_as_text = read_json(path / CORPUS_RECORD) if (path / CORPUS_RECORD).is_file() else {}
+    record, made_as_text = (_record(path / name) for name in (MERGE_RECORD, CORPUS_RECORD))
     # A corpus of other origin does not tell; its ids are checked against the vocabulary.
     if any(of.get("tokenizer", tokenizer) != tokenizer for of in (record, made_as_text)):
         raise UserError(f"{where}: it is of another tokenizer than the runs' target; merge what is of one model")
     return Base(folder, schema, columns, record)
+
+
+def _record(path: Path) -> dict[str, Any]:
+    """What is told of how a corpus was made; nothing where nothing is."""
+    try:
+        content = read_json(path)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}; put it back, or remove it") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} does not tell how the corpus was made; move it away")
+    return content
 
 
 def find_indexes(base: Base, kept: Path, vocabulary: int | None) -> list[Path]:

@@ -86,7 +86,8 @@ def build_index(path: Path, shard: Path, vocabulary: int | None) -> ShardIndex:
     for rows in examine_shard(shard, vocabulary):
         totals.add(rows.tokens, rows.supervised)
         digests.append(digest_rows(rows))
-    path.unlink(missing_ok=True)  # of an earlier content of the shard
+    if read_index(path, shard) is None:  # else another merge has published it meanwhile, and may be linking it
+        path.unlink(missing_ok=True)  # of an earlier content of the shard
     publish(path, lambda temporary: write_index(temporary, digests, totals, shard))
     index = read_index(path, shard)
     assert index is not None

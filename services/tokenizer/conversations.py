@@ -30,8 +30,7 @@ def read_conversation(row: dict[str, Any]) -> tuple[list[chat.Message], list[cha
     messages = [_message(message) for message in _listed(found)]
     if not messages:
         raise NoConversationError("no_conversation")
-    tools = _parsed(row.get("tools"))
-    return messages, _listed(tools) if tools else []
+    return messages, _tools(row.get("tools"))
 
 
 class Normalizer:
@@ -88,29 +87,55 @@ def split_thinking(content: str) -> tuple[str, str]:
 
 
 def _from_sharegpt(turn: Any) -> chat.Message:
-    if not isinstance(turn, dict) or turn.get("from") not in SHAREGPT_ROLES:
+    role = SHAREGPT_ROLES.get(str(turn.get("from"))) if isinstance(turn, dict) else None
+    if role is None:
         raise NoConversationError("no_conversation")
-    return {"role": SHAREGPT_ROLES[turn["from"]], "content": turn.get("value")}
+    return {"role": role, "content": turn.get("value")}
 
 
 def _message(message: Any) -> chat.Message:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise NoConversationError("no_conversation")
-    content = message.get("content")
-    if content is None and message.get("tool_calls"):
-        content = ""
+    # Columns of a Parquet file are there in every row; a template asks only whether a key is there.
+    message = {key: value for key, value in message.items() if value is not None}
+    if "tool_calls" in message:
+        message["tool_calls"] = _calls(message["tool_calls"])
+    if not isinstance(message.get("reasoning_content", ""), str):
+        raise NoConversationError("not_text")
+    content = message.get("content", "" if message.get("tool_calls") else None)
     if isinstance(content, list):
         if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
             raise NoConversationError("not_text")
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
         raise NoConversationError("no_conversation")
-    # Columns of a Parquet file are there in every row; a template asks only whether a key is there.
-    return {**{key: value for key, value in message.items() if value is not None}, "content": content}
+    return {**message, "content": content}
+
+
+def _calls(value: Any) -> list[Any]:
+    calls = _parsed(value) if value != "" else []
+    if not isinstance(calls, list) or not all(isinstance(_function(call).get("name"), str) for call in calls):
+        raise NoConversationError("bad_tool_call")
+    return calls
+
+
+def _function(call: Any) -> dict[str, Any]:
+    """What is called; empty for what is no call."""
+    function = call.get("function", call) if isinstance(call, dict) else {}
+    return function if isinstance(function, dict) else {}
+
+
+def _tools(value: Any) -> list[chat.Tool]:
+    tools = _parsed(value) if value != "" else None
+    if not tools:
+        return []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise NoConversationError("bad_tools")
+    return tools
 
 
 def _with_mapping(call: Any) -> Any:
-    function = call.get("function", call)
+    function = _function(call)
     arguments = _parsed(function.get("arguments"))
     if not isinstance(arguments, dict):
         raise NoConversationError("arguments_not_json")
@@ -122,7 +147,7 @@ def _parsed(value: Any) -> Any:
         return value
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise NoConversationError("not_json") from None
 
 

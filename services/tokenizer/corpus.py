@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
@@ -37,7 +37,8 @@ class CorpusCounts:
 
     A conversation gives one sample or, when its history changes between renderings and the policy says so, several:
     `samples` = `conversations` + `split`. `skipped` are replies in them that are context only, by reason
-    (`replies.ReplyFinder.rows`); `shortened` are samples that lost their beginning.
+    (`replies.ReplyFinder.rows`, and `cut` for one that lost its beginning, or is gone, with the beginning of its
+    sample); `shortened` are samples that lost theirs.
     """
 
     read: int = 0
@@ -63,7 +64,8 @@ class Length:
     def fit(self, row: TextRow) -> TextRow | None:
         """The row, or its tail; None when it has to go.
 
-        A reply that would lose its beginning is context then. The last one is kept whole, with a token before it.
+        A reply that would lose its beginning, or the last token before it, is context then. The last one is kept whole,
+        with a token before it.
         """
         if self.limit is None or len(row.input_ids) <= self.limit:
             return row
@@ -71,10 +73,11 @@ class Length:
         mask = row.loss_mask[cut:]
         if self.over == "drop":
             return None
-        if row.loss_mask[cut - 1] and mask[0]:
+        if mask[0]:
             lost = mask.index(0) if 0 in mask else len(mask)
             mask[:lost] = [0] * lost
-        return TextRow(row.input_ids[cut:], mask, row.supervised) if any(mask) and not mask[0] else None
+        replies = sum(one > before for before, one in pairwise(mask))
+        return TextRow(row.input_ids[cut:], mask, row.supervised[-replies:]) if replies else None
 
 
 def build_corpus(
@@ -84,21 +87,36 @@ def build_corpus(
 
     Args:
         conversations: JSONL, or Parquet; see `conversations.read_conversation` for the rows.
-        notes: what else corpus.json is to say.
+        notes: what else corpus.json is to say of how the corpus is made.
 
     Raises:
-        UserError: there is no such file, no row of it gives a sample, or `output` is something else.
+        UserError: there is no such file, no row of it gives a sample, or `output` is something else or was made of
+            something else.
     """
     if not conversations.is_file():
         raise UserError(f"conversations {conversations}: there is no such file")
     record = output / "corpus.json"
     if output.exists() and not record.is_file():
         raise UserError(f"{output} is there, but is no corpus made here (it has no {record.name}); name another folder")
-    publish_folder(output, lambda folder: _fill(folder, conversations, finder, length, notes))
-    return read_json(record)
+    made_of = {"file": str(conversations.absolute()), "max_length": length.limit, "over_length": length.over, **notes}
+    publish_folder(output, lambda folder: _fill(folder, conversations, finder, length, made_of))
+    content = read_json(record)
+    # An earlier version told less.
+    differences = [
+        f"{name} was {content[name]}, is {made_of[name]}"
+        for name in made_of
+        if name in content and content[name] != made_of[name]
+    ]
+    if differences:
+        raise UserError(
+            f"{output} is there, and was made otherwise ({'; '.join(differences)}); name another folder, or remove it"
+        )
+    return content
 
 
-def _fill(folder: Path, conversations: Path, finder: ReplyFinder, length: Length, notes: dict[str, str]) -> None:
+def _fill(
+    folder: Path, conversations: Path, finder: ReplyFinder, length: Length, made_of: dict[str, str | int | None]
+) -> None:
     counts = CorpusCounts()
     rows = _samples(conversations, finder, length, counts)
     digest = hashlib.sha256()
@@ -109,7 +127,7 @@ def _fill(folder: Path, conversations: Path, finder: ReplyFinder, length: Length
             yield pa.Table.from_pylist(batch, schema=SAMPLE_SCHEMA)
 
     shards = write_shards(folder, SAMPLE_SCHEMA, tables())
-    counts.skipped = finder.skipped
+    counts.skipped += finder.skipped
     check_balance(f"{conversations}", counts.read, {"conversations": counts.conversations, **counts.dropped})
     check_balance(f"{conversations}", counts.samples, {"conversations": counts.conversations, "split": counts.split})
     if not counts.samples:
@@ -118,7 +136,7 @@ def _fill(folder: Path, conversations: Path, finder: ReplyFinder, length: Length
             'each has to be {"messages": [{"role": ..., "content": ...}, ...]} with a reply of the assistant'
         )
     write_state(folder, shards, digest.hexdigest()[:16])
-    publish_json(folder / "corpus.json", {**notes, **vars(counts)})
+    publish_json(folder / "corpus.json", {**made_of, **vars(counts)})
 
 
 def _samples(path: Path, finder: ReplyFinder, length: Length, counts: CorpusCounts) -> Iterator[dict[str, Any]]:
@@ -150,6 +168,8 @@ def _samples(path: Path, finder: ReplyFinder, length: Length, counts: CorpusCoun
             counts.tokens += len(fitted.input_ids)
             counts.supervised_tokens += sum(fitted.loss_mask)
             counts.supervised_turns += len(fitted.supervised)
+            if lost := len(row.supervised) - len(fitted.supervised):
+                counts.skipped["cut"] += lost
             yield {
                 "input_ids": fitted.input_ids,
                 "loss_mask": fitted.loss_mask,
@@ -158,13 +178,13 @@ def _samples(path: Path, finder: ReplyFinder, length: Length, counts: CorpusCoun
 
 
 def _read_rows(path: Path) -> Iterator[dict[str, Any] | None]:
-    """The rows of a file; None for a line that is no JSON object."""
+    """The rows of a file; None for one that is no JSON object, or whose text is not UTF-8."""
     if path.suffix == ".parquet":
         try:
             with pq.ParquetFile(path) as file:
                 columns = [name for name in ("messages", "conversations", "tools") if name in file.schema_arrow.names]
                 for batch in file.iter_batches(batch_size=ROWS_A_BATCH, columns=columns):
-                    yield from batch.to_pylist()
+                    yield from _decoded(batch)
         except (OSError, pa.ArrowInvalid) as error:
             raise UserError(f"conversations {path} cannot be read: {' '.join(str(error).split())}") from error
         return
@@ -172,9 +192,20 @@ def _read_rows(path: Path) -> Iterator[dict[str, Any] | None]:
         for line in lines:
             try:
                 row = json.loads(line.decode("utf-8"))
-            except ValueError:
+            except (ValueError, RecursionError):
                 row = None
             yield row if isinstance(row, dict) else None
+
+
+def _decoded(batch: pa.RecordBatch) -> list[dict[str, Any] | None]:
+    """Parquet's writers do not all check that text is UTF-8; of a batch with such text the other rows are kept."""
+    try:
+        rows: list[dict[str, Any] | None] = batch.to_pylist()
+    except UnicodeDecodeError:
+        if batch.num_rows == 1:
+            return [None]
+        return [row for number in range(batch.num_rows) for row in _decoded(batch.slice(number, 1))]
+    return rows
 
 
 def main(
@@ -203,6 +234,10 @@ def main(
         counts = build_corpus(conversations, finder, output, length, thinking=thinking, **notes)
     except UserError as error:
         typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+    except OSError as error:
+        told_by_system = " ".join(str(error).split())
+        typer.echo(f"error: {output} is not made, and nothing is left of it: {told_by_system}", err=True)
         raise typer.Exit(1) from None
     told = {
         name: ", ".join(f"{count} {reason}" for reason, count in counts[name].items()) or "none"

@@ -1,6 +1,7 @@
 """Merge the samples of runs with an existing corpus into one dataset: its shards are linked and never written to."""
 
 import hashlib
+import os
 import shutil
 from collections import defaultdict
 from collections.abc import Sequence
@@ -98,7 +99,7 @@ def merge_runs(
         raise UserError(f"run {doubled[0]} is named twice; name each run once")
     if record.is_file():
         return _existing(record, inputs, verify)
-    if dataset.exists():
+    if dataset.exists() or dataset.is_symlink():
         raise UserError(f"{dataset} is there, but no merge made it (it has no {record.name}); move it away")
     plan = _plan(runs, base, settings, inputs)
     _check_disk(plan, dataset.parent)
@@ -221,13 +222,16 @@ def _identity(base: Base | None) -> bytes:
 
 
 def _check_disk(plan: Plan, parent: Path) -> None:
-    """Raises UserError when the dataset has no room in the folder where it is to be."""
+    """Raises UserError when the dataset cannot be made in the folder where it is to be, or has no room there."""
     widths = sum(plan.schema.field(name).type.value_type.bit_width for name in ("input_ids", "loss_mask")) / 8
     tokens = sum(chunk.tokens for chunks in plan.chunks.values() for chunk in chunks)
     needed = int(tokens * widths) + SPARE_BYTES
     if plan.base and plan.base.columns:
         needed += sum(shard.stat().st_size for shard in plan.base.folder.shards)
     there = next(folder for folder in (parent, *parent.absolute().parents) if folder.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        why = "may not be written to" if there.is_dir() else "is no folder"
+        raise UserError(f"{parent}: the dataset cannot be made there, since {there} {why}; name another folder")
     free = shutil.disk_usage(there).free
     if free < needed:
         raise UserError(

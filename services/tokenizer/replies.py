@@ -21,6 +21,9 @@ from services.errors import UserError
 from services.tokenizer.conversations import QUESTION, Normalizer
 from services.tokenizer.encoding import PieceEncoder
 
+# Long sessions of agents have one each: of sixty messages, 4096 take 150 MB.
+REMEMBERED_LAYOUTS = 4096
+
 # What becomes of thinking that the template drops from the history.
 Thinking = Literal["last_turn", "one_row_per_turn", "preserve"]
 
@@ -92,7 +95,8 @@ class ReplyFinder:
 
         Raises:
             RenderingError: the template refuses the conversation.
-            RejectedError: `message_not_shown`, `thinking_not_shown`: the template leaves something out.
+            RejectedError: `message_not_shown`, `thinking_not_shown`: the template leaves something out; `not_utf8`: a
+                text has half of a surrogate pair, which no tokenizer takes.
         """
         messages, tools = self._normalize(messages, tools)
         waiting = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
@@ -117,6 +121,8 @@ class ReplyFinder:
     ) -> tuple[TextRow, dict[int, str]]:
         """A row of a conversation that ends with a reply."""
         whole = self._render(messages, tools)
+        if not _is_utf8(whole):
+            raise RejectedError("not_utf8")
         self._check_shown(messages, whole)
         pieces = self.encoder.split(whole)
         layout = self._layout(messages, tools, whole, pieces)
@@ -161,7 +167,7 @@ class ReplyFinder:
             bool(tools),
             tuple(piece if piece in added else "" for piece in pieces),
         )
-        layout, uses = self._layouts.get(key, (None, 0))
+        layout, uses = self._layouts.pop(key, (None, 0))  # and back to the end: the first was not used for longest
         if layout is None or _is_power_of_four(uses) or not _fits(layout, pieces):
             measured = self._measure(messages, tools, whole, pieces)
             if layout is not None and _fits(layout, pieces) and measured != layout:
@@ -170,6 +176,8 @@ class ReplyFinder:
                     "one of them (exact)"
                 )
             layout = measured
+        if len(self._layouts) >= REMEMBERED_LAYOUTS:
+            del self._layouts[next(iter(self._layouts))]
         self._layouts[key] = (layout, uses + 1)
         return layout
 
@@ -250,6 +258,14 @@ class ReplyFinder:
             for options in ({}, self._options)
         ]
         return shown[0] != shown[1]
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_power_of_four(number: int) -> bool:

@@ -142,3 +142,33 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(make_target: Cal
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 1000}))
     with pytest.raises(UserError, match="49152 tokens and the model 1000 embeddings"):
         chat.load_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{% for message in messages %}", "Unexpected end of template"),
+        ("{{ raise_exception('a system prompt is needed') }}", "a system prompt is needed"),
+    ],
+)
+def test_a_template_that_takes_no_question_is_told(make_target: Callable[[], Path], template: str, told: str) -> None:
+    folder = make_target()
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(UserError, match=f"does not take even one question of a user: {told}") as caught:
+        chat.load_tokenizer(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_template_that_refuses_tools_gets_them_as_text(make_target: Callable[[], Path]) -> None:
+    folder = make_target()
+    refusing = "{% if tools %}{{ raise_exception('no tools') }}{% endif %}"
+    (folder / "chat_template.jinja").write_text(refusing + THINKING_TEMPLATE)
+    assert not chat.takes_tools(chat.load_tokenizer(folder))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_a_file_of_the_target_that_is_no_object_is_one_line(make_target: Callable[[], Path], name: str) -> None:
+    folder = make_target()
+    (folder / name).write_text("[]")
+    with pytest.raises(UserError, match=r"^target model .*target: "):
+        chat.load_tokenizer(folder)

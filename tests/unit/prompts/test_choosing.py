@@ -91,11 +91,41 @@ def test_groups_take_turns(prepare_rows: PrepareRows) -> None:
     assert groups[7] == "0"
 
 
+def test_rewrites_of_what_is_held_out_are_not_generated_for(prepare_rows: PrepareRows) -> None:
+    rows = [
+        {"question": f"Say {number} in {group} ways.", "original": f"group {group}"}
+        for group in range(4)
+        for number in range(3)
+    ]
+    source = {"rows": rows, "group_by": "original", "near_duplicates": "keep", "quota": 20}
+    run, content = prepare_rows(sources={"a": {**source, "held_out": 2}})
+    held_out = {json.loads(prompt.messages)[0]["content"].split()[3] for prompt in read_prompts(run.held_out("a"))}
+    assert len(held_out) == 2
+    assert {text.split()[3] for text in texts(run)} == {"0", "1", "2", "3"} - held_out
+    account = content["sources"]["a"]
+    assert (account["held_out"], account["kept"], account["duplicates"]) == (2, 6, {"held_out_group": 4})
+    with pytest.raises(UserError, match="7 held_out_group"):
+        prepare_rows("all", sources={"a": {**source, "held_out": 5}})
+
+
 def test_a_row_without_its_group_is_rejected_and_null_is_a_group_of_its_own(prepare_rows: PrepareRows) -> None:
     rows = [{**row, "original": None} for row in questions(4)] + questions(2, first=10)
     run, content = prepare_rows(sources={"a": {"rows": rows, "group_by": "original", "quota": 4}})
     assert len(ids(run)) == 4
     assert content["sources"]["a"]["rejected"] == {"missing_column": 2}
+
+
+def test_prompts_without_a_word_are_not_near_duplicates_of_each_other(
+    prepare_rows: PrepareRows, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    held = chat.render(tokenizer, [{"role": "user", "content": "!?"}])
+    rows = {"input_ids": [[*held, 5]], "loss_mask": [[0] * len(held) + [1]], "seq_len": [len(held) + 1]}
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "base"))
+    asked = ["🙂", "???", "∑ + ∂", "!?"]
+    sources = {"a": {"rows": [{"question": text} for text in asked], "quota": 9}}
+    run, content = prepare_rows(sources=sources, merge={"base": str(tmp_path / "base")})
+    assert sorted(texts(run)) == sorted(asked[:3])
+    assert content["sources"]["a"]["duplicates"] == {"in_corpus": 1}
 
 
 def test_rows_are_filtered_by_column_and_by_language(prepare_rows: PrepareRows) -> None:
@@ -111,6 +141,19 @@ def test_rows_are_filtered_by_column_and_by_language(prepare_rows: PrepareRows) 
     run, content = prepare_rows(sources={"a": {"rows": rows, "quota": 2, "filters": filters}})
     assert content["sources"]["a"]["rejected"] == {"licence": 1, "other_language": 2}
     assert sorted(texts(run)) == ["Why is the sky blue at noon?", "为什么天空是蓝色的"]
+
+
+@pytest.mark.parametrize(
+    ("unwanted", "wanted", "named"),
+    [(False, True, "false"), (None, "x", "null"), (5, 50, "5"), ("NC", "BY", "NC")],
+)
+def test_a_rule_names_values_as_the_file_writes_them(
+    prepare_rows: PrepareRows, unwanted: Any, wanted: Any, named: str
+) -> None:
+    rows = [{**row, "licence": value} for row, value in zip(questions(2), (unwanted, wanted), strict=True)]
+    filters = {"reject": [{"column": "licence", "values": [named], "reason": "licence"}]}
+    _, content = prepare_rows(sources={"a": {"rows": rows, "quota": 2, "filters": filters}})
+    assert (content["sources"]["a"]["rejected"], content["sources"]["a"]["kept"]) == ({"licence": 1}, 1)
 
 
 def test_a_language_that_no_column_tells_is_detected(prepare_rows: PrepareRows) -> None:
@@ -214,6 +257,29 @@ def test_an_existing_corpus_that_cannot_be_read_is_told(prepare_rows: PrepareRow
         with pytest.raises(UserError, match=rf"corpus {base}: .*{told}") as caught:
             prepare_rows(base.name, sources={"a": {"rows": questions(6), "quota": 9}}, merge={"base": str(base)})
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("input_ids", "told"),
+    [
+        ([[3, 4], [5, -100, 6]], r"row 1: id -100 is outside every vocabulary; remove or mend such rows"),
+        ([[3, 4], [5, None, 6]], r"row 1: id None is outside"),
+        ([[3, 2**40, 4]], r"row 0: id 1099511627776 is outside"),
+        ([["a", "b"]], r"no column of lists of integers 'input_ids'"),
+        ([[True, False]], r"no column of lists of integers 'input_ids'"),
+    ],
+)
+def test_an_id_of_the_existing_corpus_that_is_no_tokens_is_named(
+    prepare_rows: PrepareRows, tmp_path: Path, input_ids: list[list[Any]], told: str
+) -> None:
+    rows = {
+        "input_ids": input_ids,
+        "loss_mask": [[0] * (len(row) - 1) + [1] for row in input_ids],
+        "seq_len": [len(row) for row in input_ids],
+    }
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "base"))
+    with pytest.raises(UserError, match=told):
+        prepare_rows(sources={"a": {"rows": questions(6), "quota": 9}}, merge={"base": str(tmp_path / "base")})
 
 
 def test_the_mix_adds_up_before_and_after(prepare_rows: PrepareRows) -> None:

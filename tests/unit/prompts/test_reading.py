@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -75,6 +76,31 @@ def test_a_missing_file_and_an_unknown_kind_are_named(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("a,b")
     with pytest.raises(UserError, match=r"rows\.csv: use \.jsonl"):
         list(read_rows(tmp_path / "rows.csv", []))
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl")
+    path.chmod(0)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        with pytest.raises(UserError, match=r"rows\.jsonl cannot be read: Permission denied") as caught:
+            list(read_rows(path, ["n"]))
+    finally:
+        os.seteuid(user)
+    assert not isinstance(caught.value, DamagedFileError)
+
+
+@pytest.mark.parametrize("texts", [[b"1", b"\xff", b"3"], [b"\xfe"]])
+def test_a_row_of_parquet_that_is_not_utf8_is_rejected_alone(tmp_path: Path, texts: list[bytes]) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"n": pa.array(texts, pa.binary()).view(pa.string())}), path)
+    rows = list(read_rows(path, ["n"]))
+    assert [row.number for row in rows] == list(range(1, len(texts) + 1))
+    assert [row.value["n"].encode() if row.value else row.fault for row in rows] == [
+        text if text.isascii() else "not_utf8" for text in texts
+    ]
 
 
 def test_a_list_gives_what_stands_before_the_point_where_it_breaks_off(tmp_path: Path) -> None:

@@ -26,7 +26,14 @@ def test_user_turns_come_back_from_token_ids(name: str, target_path: Path) -> No
         assert user_text_of(tokenizer, marks, chat.render(tokenizer, messages)) == user_text(messages)
 
 
-def test_a_template_that_shows_no_turns_has_no_marks(target_path: Path) -> None:
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for message in messages %}{{ message.content }}{% endfor %}",
+        "{% if messages[1:] %}{{ raise_exception('one question only') }}{% endif %}{{ messages[0].content }}",
+    ],
+)
+def test_a_template_that_shows_no_turns_has_no_marks(target_path: Path, template: str) -> None:
     tokenizer = chat.load_tokenizer(target_path)
-    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    tokenizer.chat_template = template
     assert turn_marks(tokenizer) is None

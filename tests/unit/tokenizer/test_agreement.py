@@ -1,5 +1,7 @@
 """Samples from ids are compared with the same answers rendered from text, and each kind of difference is named."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,3 +50,12 @@ def test_other_differences_are_told_apart(tokenizer: PreTrainedTokenizerBase, pr
     assert compare(finder, prompt, answer(ids("你")[:1], "length")) == "cut_character"
     other = Prompt("p", "questions", USER, None, [*prompt.input_ids[:-1], 5])
     assert compare(finder, other, answer(ids("2.<|im_end|>"))) == "prompt"
+
+
+def test_an_answer_that_is_not_shown_is_not_taken_for_another_prompt() -> None:
+    llama = chat.load_tokenizer(Path(__file__).parents[3] / "var" / "tokenizers" / "llama3")
+    # The earlier reply is shown as it is; the answer's white space is trimmed.
+    messages = [*json.loads(USER), {"role": "assistant", "content": "2."}, *json.loads(USER)]
+    prompt = Prompt("p", "questions", json.dumps(messages), None, chat.render(llama, messages))
+    ids = llama.encode("  2.<|eot_id|>", add_special_tokens=False)
+    assert compare(ReplyFinder(llama), prompt, answer(ids)) == "not_shown"

@@ -67,6 +67,20 @@ def test_a_corpus_that_is_there_is_left_as_it_is(
     assert build_corpus(conversations, ReplyFinder(tokenizer), tmp_path / "corpus") == counts
 
 
+def test_a_corpus_that_was_made_otherwise_is_refused_and_left_alone(
+    conversations: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    finder, output = ReplyFinder(tokenizer), tmp_path / "corpus"
+    counts = build_corpus(conversations, finder, output, Length(80), template="one")
+    other = conversations.with_name("other.jsonl")
+    other.write_text(conversation("3+3?", "6."))
+    with pytest.raises(UserError, match=r"made otherwise \(file was .*conversations\.jsonl, is .*other\.jsonl\)"):
+        build_corpus(other, finder, output, Length(80), template="one")
+    with pytest.raises(UserError, match="max_length was 80, is None; template was one, is two"):
+        build_corpus(conversations, finder, output, template="two")
+    assert build_corpus(conversations, finder, output, Length(80), template="one") == counts
+
+
 def test_a_folder_that_is_something_else_is_left_alone(
     conversations: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
@@ -99,6 +113,11 @@ def test_the_command_tells_what_it_made_and_what_was_wrong(
     assert wrong.output.startswith("error: conversations ")
     assert not (tmp_path / "other").exists()
 
+    in_a_file = CliRunner().invoke(command, [str(conversations), str(target_path), str(conversations / "corpus")])
+    assert in_a_file.exit_code == 1
+    assert in_a_file.output.startswith("error: ")
+    assert len(in_a_file.output.splitlines()) == 1
+
 
 def test_conversations_come_as_parquet_and_as_sharegpt_too(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2."}]
@@ -122,6 +141,8 @@ def test_conversations_come_as_parquet_and_as_sharegpt_too(tokenizer: PreTrained
         ([0, 1, 1, 1], 2, "keep_tail", None),
         # An earlier one becomes context when its beginning goes.
         ([0, 1, 1, 0, 1, 1], 4, "keep_tail", ([2, 3, 4, 5], [0, 0, 1, 1])),
+        # Or when nothing is left before it.
+        ([0, 1, 1, 0, 1, 1], 5, "keep_tail", ([1, 2, 3, 4, 5], [0, 0, 0, 1, 1])),
     ],
 )
 def test_a_longer_sample_is_dropped_or_keeps_its_tail(
@@ -129,3 +150,68 @@ def test_a_longer_sample_is_dropped_or_keeps_its_tail(
 ) -> None:
     row = Length(limit, over).fit(TextRow(list(range(len(mask))), mask, (1,)))
     assert (row and (row.input_ids, row.loss_mask)) == expected
+
+
+def test_replies_that_a_shorter_sample_loses_are_counted(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    path = tmp_path / "conversations.jsonl"
+    path.write_text(json.dumps({"messages": [USER, {**REPLY, "content": "two " * 50}, USER, REPLY]}))
+    whole = build_corpus(path, ReplyFinder(tokenizer), tmp_path / "whole")
+    assert (whole["supervised_turns"], whole["skipped"]) == (2, {})
+    # Within the first reply, and past it.
+    for limit in (whole["tokens"] - 40, 20):
+        cut = build_corpus(path, ReplyFinder(tokenizer), tmp_path / f"{limit}", Length(limit, "keep_tail"))
+        assert (cut["shortened"], cut["supervised_turns"], cut["skipped"]) == (1, 1, {"cut": 1})
+
+
+USER, REPLY = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2."}
+
+
+def calling(calls: Any) -> dict[str, Any]:
+    return {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": calls}, REPLY]}
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (calling("ls"), "not_json"),
+        (calling({"name": "ls"}), "bad_tool_call"),
+        (calling(["ls"]), "bad_tool_call"),
+        (calling([{"function": "ls"}]), "bad_tool_call"),
+        (calling([{"function": {"arguments": {}}}]), "bad_tool_call"),
+        (calling([{"function": {"name": "ls", "arguments": "[" * 100_000}}]), "not_json"),
+        ({"messages": [USER, REPLY], "tools": ["ls"]}, "bad_tools"),
+        ({"messages": [USER, REPLY], "tools": {"name": "ls"}}, "bad_tools"),
+        ({"messages": [USER, {**REPLY, "reasoning_content": ["easy"]}]}, "not_text"),
+        ({"messages": [{"role": "user", "content": "half of a pair: \ud83d"}, REPLY]}, "not_utf8"),
+        ({"messages": "[" * 100_000}, "not_json"),
+        ({"conversations": [{"from": ["human"], "value": "1+1?"}]}, "no_conversation"),
+        ('{"messages": ' + "[" * 100_000, "no_conversation"),
+    ],
+)
+def test_a_row_of_another_shape_is_counted_and_the_others_are_made(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, row: Any, reason: str
+) -> None:
+    path = tmp_path / "conversations.jsonl"
+    path.write_text((row if isinstance(row, str) else json.dumps(row)) + "\n" + conversation("1+1?", "2."))
+    counts = build_corpus(path, ReplyFinder(tokenizer), tmp_path / "corpus")
+    assert (counts["samples"], counts["dropped"]) == (1, {reason: 1})
+
+
+def test_calls_and_tools_may_be_json_text_or_empty(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "ls", "arguments": {}}}
+    plain = {"messages": [USER, REPLY]}
+    rows = [calling([call]), calling(json.dumps([call])), plain, {**plain, "tools": ""}, {**plain, "tools": "[]"}]
+    path = tmp_path / "conversations.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    build_corpus(path, ReplyFinder(tokenizer), tmp_path / "corpus")
+    corpus: Any = datasets.load_from_disk(str(tmp_path / "corpus"))
+    assert corpus[0] == corpus[1]
+    assert corpus[2] == corpus[3] == corpus[4]
+
+
+def test_text_in_parquet_that_is_not_utf8_costs_its_own_row(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    texts = [json.dumps([USER, REPLY]).encode(), b"\xff[]", json.dumps([USER, REPLY]).encode()]
+    unchecked = pa.array(texts, pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"messages": unchecked}), tmp_path / "conversations.parquet")
+    counts = build_corpus(tmp_path / "conversations.parquet", ReplyFinder(tokenizer), tmp_path / "corpus")
+    assert (counts["read"], counts["samples"], counts["dropped"]) == (3, 2, {"no_conversation": 1})

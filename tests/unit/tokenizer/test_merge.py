@@ -245,6 +245,23 @@ def test_a_base_that_was_changed_is_indexed_anew(make_assembled: Generated, base
     assert merge_runs([run], base, tmp_path / "two", settings, verify=True)["dropped"] == {"in_base": 1}
 
 
+def test_an_index_that_another_merge_published_meanwhile_stays(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard, index = base / "data-00000-of-00002.arrow", tmp_path / "index.arrow"
+    examine_shard, published = content_index.examine_shard, tmp_path / "published"
+
+    def meanwhile(*arguments: Any) -> Any:
+        monkeypatch.setattr(content_index, "examine_shard", examine_shard)
+        content_index.build_index(index, shard, None)
+        published.hardlink_to(index)
+        return examine_shard(*arguments)
+
+    monkeypatch.setattr(content_index, "examine_shard", meanwhile)
+    content_index.build_index(index, shard, None)
+    assert index.samefile(published)
+
+
 def test_a_run_named_twice_is_refused(make_assembled: Generated, tmp_path: Path) -> None:
     run, settings = make_assembled({})
     with pytest.raises(UserError, match="run run is named twice"):
@@ -307,6 +324,25 @@ def test_a_mapping_to_a_column_that_is_not_there_is_told(make_assembled: Generat
         merge_run(run, settings)
 
 
+def test_a_mapping_of_two_columns_to_one_is_told(make_assembled: Generated, base: Path) -> None:
+    run, settings = make_assembled({}, base=base, merge={"base_columns": {"input_ids": "loss_mask"}})
+    with pytest.raises(
+        UserError, match="takes one column for two \\(input_ids: loss_mask, loss_mask: loss_mask, seq_len"
+    ):
+        merge_run(run, settings)
+
+
+@pytest.mark.parametrize("name", ["merge.json", "corpus.json"])
+@pytest.mark.parametrize(("text", "told"), [("{", "cannot be read: Expecting"), ("[]", "does not tell how")])
+def test_a_damaged_record_of_the_corpus_is_told(
+    make_assembled: Generated, base: Path, name: str, text: str, told: str
+) -> None:
+    (base / name).write_text(text)
+    run, settings = make_assembled({}, base=base)
+    with pytest.raises(UserError, match=rf"base/{name} {told}"):
+        merge_run(run, settings)
+
+
 def test_samples_and_provenance_that_disagree_are_refused(make_assembled: Generated) -> None:
     run, settings = make_assembled({}, {})
     path = run.provenance("questions-00000")
@@ -366,6 +402,7 @@ def test_a_run_without_one_sample_is_refused(make_assembled: Generated, base: Pa
         ([{"input_ids": [1], "labels": [1], "seq_len": 1}], "no column loss_mask, unknown column labels"),
         ([{"input_ids": ["a"], "loss_mask": [1], "seq_len": 1}], "input_ids is list<item: string>"),
         ([{"input_ids": [1], "loss_mask": [1], "seq_len": 1, "extra": 1}], "unknown column extra"),
+        ([{"input_ids": [True], "loss_mask": [1], "seq_len": 1}], "input_ids is list<item: bool>"),
     ],
 )
 def test_a_corpus_of_other_columns_is_told_what_differs(
@@ -466,6 +503,25 @@ def test_a_folder_in_the_place_of_the_dataset_is_left_alone(make_assembled: Gene
     with pytest.raises(UserError, match="no merge made it"):
         merge_run(run, settings)
     assert list(run.dataset.iterdir()) == []
+
+
+def test_a_place_where_no_dataset_can_be_made_is_told(
+    make_assembled: Generated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, settings = make_assembled({})
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.touch()
+    link.symlink_to(tmp_path / "nowhere")
+    for dataset, told in (
+        (file / "in" / "it", rf"cannot be made there, since {file} is no folder; name another"),
+        (link, r"link is there, but no merge made it"),
+    ):
+        with pytest.raises(UserError, match=told):
+            merge_runs([run], None, dataset, settings, verify=True)
+    # Root may write anywhere.
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(UserError, match=rf"since {tmp_path} may not be written to"):
+        merge_runs([run], None, tmp_path / "dataset", settings, verify=True)
 
 
 def test_too_little_disk_is_told_before_anything_is_written(

@@ -338,6 +338,29 @@ def test_places_looked_up_are_the_places_measured(load: Load, name: str, policy:
     assert looked_up.skipped == measured.skipped
 
 
+def test_only_so_many_layouts_are_remembered_and_those_in_use_first(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.tokenizer.replies.REMEMBERED_LAYOUTS", 3)
+    finder, measured = ReplyFinder(load("qwen3_6")), 0
+    measure = finder._measure
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal measured
+        measured += 1
+        return measure(*arguments)
+
+    monkeypatch.setattr(finder, "_measure", counted)
+    usual = [USER, REPLY]
+    expected = [finder.rows(usual), finder.rows(usual)][0]
+    for turns in range(2, 7):
+        finder.rows(usual * turns)
+        assert finder.rows(usual) == expected
+        assert len(finder._layouts) <= 3
+    # The usual one at its first, second and fifth use, and each of the others once.
+    assert measured == 3 + 5
+
+
 def test_a_template_that_goes_by_the_words_of_the_history_is_found_out(load: Load) -> None:
     tokenizer = load("smollm2")
     odd = (
