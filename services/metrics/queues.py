@@ -1,6 +1,5 @@
 """Metrics of queues, jobs and workers, from Redis."""
 
-import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
@@ -11,7 +10,7 @@ from rq import Queue, Worker
 from rq.job import Job
 
 from services.queue_names import JOB_MODULES
-from services.queues import queue
+from services.queues import ask_for_life, queue
 
 # More jobs than these do not run at once; were they to, the oldest of them would still be told.
 LOOKED_AT = 256
@@ -36,24 +35,26 @@ def queue_metrics(connection: Redis) -> Iterable[Metric]:
     workers = GaugeMetricFamily("dflash_workers", "Live workers by queue.", labels=["queue"])
     for stage in JOB_MODULES:
         of_stage = queue(stage, connection)
-        started = of_stage.started_job_registry.key
-        with connection.pipeline(transaction=False) as pipeline:
+        started_key = of_stage.started_job_registry.key
+        begun: list[bytes] = connection.zrange(started_key, 0, -1)  # type: ignore[assignment]
+        with connection.pipeline() as pipeline:
             pipeline.llen(of_stage.key)
             pipeline.lrange(of_stage.key, 0, 0)
-            pipeline.zcount(started, time.time(), "+inf")
-            pipeline.zcount(started, "-inf", time.time())
-            pipeline.zrange(started, 0, LOOKED_AT - 1)
+            pipeline.zrange(started_key, 0, -1)
             pipeline.zcard(of_stage.scheduled_job_registry.key)
             pipeline.zcard(of_stage.failed_job_registry.key)
-            count, first, alive, abandoned, entries, scheduled, failed = pipeline.execute()
+            ask_for_life(begun, pipeline)
+            count, first, entries, scheduled, failed, *alive = pipeline.execute()
+        dead = {entry for entry, lives in zip(begun, alive, strict=True) if not lives}
+        abandoned = sum(entry in dead for entry in entries)
         jobs.add_metric([stage, "waiting"], count)
-        jobs.add_metric([stage, "running"], alive)
+        jobs.add_metric([stage, "running"], len(entries) - abandoned)
         jobs.add_metric([stage, "abandoned"], abandoned)
         jobs.add_metric([stage, "scheduled"], scheduled)
         jobs.add_metric([stage, "failed"], failed)
         waiting.add_metric([stage], max(map(_waits, _fetch(of_stage, first)), default=0.0))
         # An entry is a job's id and that of its execution.
-        of_running = _fetch(of_stage, [entry.rpartition(b":")[0] for entry in entries])
+        of_running = _fetch(of_stage, [entry.rpartition(b":")[0] for entry in entries[:LOOKED_AT]])
         running.add_metric([stage], max((_runs(job) for job in of_running), default=0.0))
         timeouts.add_metric([stage], max((_runs(job) / float(job.timeout or 1) for job in of_running), default=0.0))
         workers.add_metric([stage], len(Worker.all(queue=of_stage)))
