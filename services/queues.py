@@ -49,22 +49,22 @@ def connect(addresses: Addresses) -> Redis:
         UserError: nothing answers there, or the password is a placeholder or not accepted.
     """
     password = read_secret(addresses.redis_password_file) if addresses.redis_password_file else None
-    if of_address := urlsplit(addresses.redis_url).password:
-        check_secret(of_address, "in DFLASH_REDIS_URL")
     try:
+        if of_address := urlsplit(addresses.redis_url).password:
+            check_secret(of_address, "in DFLASH_REDIS_URL")
         connection = Redis.from_url(
             addresses.redis_url,
             **({"password": password} if password else {}),
             health_check_interval=30,
             retry=ConnectionRetry(ExponentialBackoff(cap=2, base=0.1), retries=5),
         )
-    except ValueError as error:
-        raise UserError("DFLASH_REDIS_URL is no address of Redis; write it as redis://HOST:PORT/0") from error
-    try:
         connection.ping()
     except RedisError as error:
-        where = addresses.redis_url.rpartition("@")[2].removeprefix("redis://")
+        where = addresses.redis_url.partition("?")[0].rpartition("@")[2].removeprefix("redis://")
         raise UserError(f"Redis at {where}: {error}; start it, or set DFLASH_REDIS_URL") from error
+    except (ValueError, TypeError) as error:
+        # An option that there is not, and a name that no host can have, are found when it is used first.
+        raise UserError("DFLASH_REDIS_URL is no address of Redis; write it as redis://HOST:PORT/0") from error
     return connection
 
 
