@@ -8,7 +8,7 @@ import hashlib
 import re
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from redis import Redis
@@ -42,21 +42,26 @@ class JobState(NamedTuple):
     error: str | None = None
 
 
-def connect(addresses: Addresses) -> Redis:
+def connect(addresses: Addresses, seconds: float | None = None) -> Redis:
     """A connection to Redis that has answered.
+
+    `seconds`: how long an answer may take, without another try; None: with the patience of who cannot do without.
 
     Raises:
         UserError: nothing answers there, or the password is a placeholder or not accepted.
     """
     password = read_secret(addresses.redis_password_file) if addresses.redis_password_file else None
+    options: dict[str, Any] = {"password": password} if password else {}
+    if seconds is not None:
+        options |= {"socket_timeout": seconds, "socket_connect_timeout": seconds}
     try:
         if of_address := urlsplit(addresses.redis_url).password:
             check_secret(of_address, "in DFLASH_REDIS_URL")
         connection = Redis.from_url(
             addresses.redis_url,
-            **({"password": password} if password else {}),
+            **options,
             health_check_interval=30,
-            retry=ConnectionRetry(ExponentialBackoff(cap=2, base=0.1), retries=5),
+            retry=ConnectionRetry(ExponentialBackoff(cap=2, base=0.1), retries=5 if seconds is None else 0),
         )
         connection.ping()
     except RedisError as error:

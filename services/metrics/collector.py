@@ -29,6 +29,8 @@ from services.runs import Run
 from services.settings import Addresses
 
 UNREADABLE = (UserError, OSError, ValueError, KeyError, TypeError, ArrowException)
+# A scrape has ten seconds, and all but the queues can be told without Redis.
+REDIS_SECONDS = 2.0
 
 
 class StackCollector(Collector):
@@ -75,7 +77,7 @@ class StackCollector(Collector):
     def _queue_metrics(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("dflash_redis_up", "Whether Redis answered; without it there are no queue metrics.")
         try:
-            found = list(queue_metrics(connect(self._addresses)))
+            found = list(queue_metrics(connect(self._addresses, REDIS_SECONDS)))
         except (UserError, RedisError) as error:
             structlog.get_logger().warning("redis_unreadable", error=str(error))
             found = []
