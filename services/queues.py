@@ -6,17 +6,18 @@ lost worker costs a retry and nothing else.
 
 import hashlib
 import re
-import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from redis import Redis
 from redis.backoff import ExponentialBackoff
+from redis.client import Pipeline
 from redis.exceptions import RedisError
 from redis.retry import Retry as ConnectionRetry
 from rq import Queue, Retry
+from rq.defaults import RQ_KEY_PREFIX
 from rq.exceptions import NoSuchJobError
 from rq.job import Job
 from rq.serializers import JSONSerializer
@@ -41,29 +42,34 @@ class JobState(NamedTuple):
     error: str | None = None
 
 
-def connect(addresses: Addresses) -> Redis:
+def connect(addresses: Addresses, seconds: float | None = None) -> Redis:
     """A connection to Redis that has answered.
+
+    `seconds`: how long an answer may take, without another try; None: with the patience of who cannot do without.
 
     Raises:
         UserError: nothing answers there, or the password is a placeholder or not accepted.
     """
     password = read_secret(addresses.redis_password_file) if addresses.redis_password_file else None
-    if of_address := urlsplit(addresses.redis_url).password:
-        check_secret(of_address, "in DFLASH_REDIS_URL")
+    options: dict[str, Any] = {"password": password} if password else {}
+    if seconds is not None:
+        options |= {"socket_timeout": seconds, "socket_connect_timeout": seconds}
     try:
+        if of_address := urlsplit(addresses.redis_url).password:
+            check_secret(of_address, "in DFLASH_REDIS_URL")
         connection = Redis.from_url(
             addresses.redis_url,
-            **({"password": password} if password else {}),
+            **options,
             health_check_interval=30,
-            retry=ConnectionRetry(ExponentialBackoff(cap=2, base=0.1), retries=5),
+            retry=ConnectionRetry(ExponentialBackoff(cap=2, base=0.1), retries=5 if seconds is None else 0),
         )
-    except ValueError as error:
-        raise UserError("DFLASH_REDIS_URL is no address of Redis; write it as redis://HOST:PORT/0") from error
-    try:
         connection.ping()
     except RedisError as error:
-        where = addresses.redis_url.rpartition("@")[2].removeprefix("redis://")
+        where = addresses.redis_url.partition("?")[0].rpartition("@")[2].removeprefix("redis://")
         raise UserError(f"Redis at {where}: {error}; start it, or set DFLASH_REDIS_URL") from error
+    except (ValueError, TypeError) as error:
+        # An option that there is not, and a name that no host can have, are found when it is used first.
+        raise UserError("DFLASH_REDIS_URL is no address of Redis; write it as redis://HOST:PORT/0") from error
     return connection
 
 
@@ -122,28 +128,42 @@ def enqueue_missing(
 def job_states(stage: Stage, names: Collection[str], connection: Redis) -> dict[str, State]:
     """Where each job with these ids stands; a few round trips for any number of them."""
     of_stage = queue(stage, connection)
+    started_key = of_stage.started_job_registry.key
+    begun: list[bytes] = connection.zrange(started_key, 0, -1)  # type: ignore[assignment]
     with connection.pipeline() as pipeline:
         pipeline.zrange(of_stage.finished_job_registry.key, 0, -1)
         pipeline.zrange(of_stage.failed_job_registry.key, 0, -1)
         pipeline.zrange(of_stage.scheduled_job_registry.key, 0, -1)
         pipeline.lrange(of_stage.key, 0, -1)
         pipeline.lrange(of_stage.intermediate_queue_key, 0, -1)
-        # Entries whose time is up are of dead workers: nobody runs them.
-        pipeline.zrangebyscore(of_stage.started_job_registry.key, time.time(), "+inf")
-        finished, failed, scheduled, queued, popped, started = pipeline.execute()
+        pipeline.zrange(started_key, 0, -1)
+        ask_for_life(begun, pipeline)
+        finished, failed, scheduled, queued, popped, started, *alive = pipeline.execute()
+    # What a dead worker had begun nobody runs; what was begun since was not asked for.
+    dead = {entry for entry, lives in zip(begun, alive, strict=True) if not lives}
     states: dict[str, State] = dict.fromkeys(names, "missing")
     # The later of these is the newer: a retried job may still be listed as failed.
     by_age: tuple[tuple[State, list[bytes]], ...] = (
         ("finished", finished),
         ("failed", failed),
         ("waiting", [*scheduled, *queued, *popped]),
-        ("running", [entry.rpartition(b":")[0] for entry in started]),
+        ("running", [entry.rpartition(b":")[0] for entry in started if entry not in dead]),
     )
     for state, listed in by_age:
         for entry in listed:
             if (name := entry.decode()) in states:
                 states[name] = state
     return states
+
+
+def ask_for_life(entries: Iterable[bytes], pipeline: Pipeline) -> None:
+    """Ask, for each entry of the started jobs, whether its worker lives.
+
+    A worker renews a key of each job that it runs, which Redis lets go of by its own clock. The entries' scores are by
+    the clock of the worker's host, which may be another than this one's.
+    """
+    for entry in entries:
+        pipeline.exists(f"{RQ_KEY_PREFIX}:execution:{entry.decode()}")
 
 
 def job_state(name: str, connection: Redis) -> JobState:

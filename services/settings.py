@@ -271,7 +271,9 @@ class Addresses(BaseSettings):
     runs: Path = Field(default=Path("var/runs"), description="folder of all runs")
     heartbeat: Path = Field(default=Path("/tmp/dflash-heartbeat"), description="file that a live worker touches")
 
-    metrics_port: int | None = Field(default=None, description="port on which a worker serves /metrics; None: on none")
+    metrics_port: int | None = Field(
+        default=None, ge=1, le=65535, description="port on which a worker serves /metrics; None: on none"
+    )
     version: str = Field(default="dev", description="version of this project's images, as metrics tell it")
     versions: Path = Field(default=Path("images/versions.toml"), description="what each image must contain")
     releases: Path = Field(

@@ -15,7 +15,7 @@ EVALUATIONS = ("before", "after")
 
 
 class DatasetFamilies:
-    """Filled run by run; a run that cannot be read adds to none of them."""
+    """Filled with one run at a time, so that one that cannot be read adds to none of the others' families."""
 
     def __init__(self) -> None:
         by_source = ["run", "source"]

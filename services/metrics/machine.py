@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from prometheus_client.core import GaugeMetricFamily
@@ -23,10 +24,10 @@ def memory_metrics(image: str, root: Path = CGROUP) -> Iterable[Metric]:
 
 
 def disk_metrics(path: Path) -> Iterable[Metric]:
-    """Size and free space of the file system of all runs; nothing when the folder is not there."""
+    """Size and free space of the file system of all runs; nothing when the folder cannot be asked."""
     size = GaugeMetricFamily("dflash_disk_size_bytes", "Size of the disk that holds the runs.")
     free = GaugeMetricFamily("dflash_disk_free_bytes", "What an unprivileged process may still write there.")
-    if path.is_dir():
+    with suppress(OSError):
         found = os.statvfs(path)
         size.add_metric([], found.f_frsize * found.f_blocks)
         free.add_metric([], found.f_frsize * found.f_bavail)

@@ -16,6 +16,8 @@ import structlog
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from services.metrics.renderable import renderable
+
 
 def operations_metrics(versions: Path, releases: Path) -> Iterator[Metric]:
     """Of a file that is not there, nothing; one that cannot be read is told by a metric."""
@@ -23,11 +25,11 @@ def operations_metrics(versions: Path, releases: Path) -> Iterator[Metric]:
         "dflash_operations_unreadable", "Whether an operator's file cannot be read.", labels=["file"]
     )
     for path, read in ((versions, _required), (releases, _releases)):
-        if not path.is_file():
-            continue
         try:
-            yield from read(path)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            yield from renderable(read(path))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             structlog.get_logger().warning("operations_unreadable", file=str(path), error=str(error))
             unreadable.add_metric([path.name], 1)
         else:

@@ -33,8 +33,10 @@ def training_metrics(runs: Iterable[Run], known: dict[Path, Known]) -> Iterator[
         "dflash_training_metrics_unreadable", "Whether a rank's metrics cannot be read.", labels=["run", "rank"]
     )
     families: dict[str, Metric] = {}
+    seen: set[Path] = set()
     for run in runs:
-        for path in sorted(run.rank_metrics.glob("rank-*.prom")):
+        for path in _rank_files(run):
+            seen.add(path)
             rank = path.stem.removeprefix("rank-")
             try:
                 of_rank = _read(path, known)
@@ -49,8 +51,18 @@ def training_metrics(runs: Iterable[Run], known: dict[Path, Known]) -> Iterator[
                     # `_created` of a file is the time of its writing, which would change at every interval.
                     if not sample.name.endswith("_created"):
                         merged.add_sample(sample.name, {**sample.labels, "run": run.name}, sample.value)
+    for path in known.keys() - seen:
+        del known[path]
     yield unreadable
     yield from families.values()
+
+
+def _rank_files(run: Run) -> list[Path]:
+    try:
+        return sorted(run.rank_metrics.glob("rank-*.prom"))
+    except OSError as error:  # such as of a run that is being removed
+        structlog.get_logger().warning("ranks_unreadable", run=run.name, error=str(error))
+        return []
 
 
 def _read(path: Path, known: dict[Path, Known]) -> list[Metric]:

@@ -4,7 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from redis import Redis
@@ -75,7 +75,11 @@ class Work:
 
 def carry_out(work: Work, operator: Operator, wait: bool = True) -> None:
     """Enqueue the jobs that are missing, and wait for their results."""
-    enqueue_missing(work.stage, operator.connection, work.job, work.missing(), job_timeout=work.job_timeout)
+    enqueued, patience = False, Patience(work.what, operator)
+    while not enqueued:
+        with patience.asking():
+            enqueue_missing(work.stage, operator.connection, work.job, work.missing(), job_timeout=work.job_timeout)
+            enqueued = True
     if wait:
         wait_for(work, operator)
 
@@ -87,37 +91,66 @@ def wait_for(work: Work, operator: Operator) -> None:
         UserError: one of its jobs failed for good, or is gone from Redis though its result is not there.
     """
     warned = False
-    begun = unsettled = answered = time.monotonic()
+    begun = unsettled = time.monotonic()
+    patience = Patience(work.what, operator)
     with _display(work.what, operator.console) as show:
-        while missing := work.missing():
-            operator.check()
-            work.check()
-            show(work.standing())
-            names = [job_id(work.stage, work.job, *of_job) for of_job in missing]
-            try:
-                states = job_states(work.stage, names, operator.connection)
-                answered = time.monotonic()
-            except RedisError as error:
-                if time.monotonic() - answered > REDIS_SECONDS:
-                    raise UserError(f"{work.what}: Redis does not answer ({error}); start it again") from error
-                time.sleep(POLL_SECONDS)
-                continue
-            if any(state in {"waiting", "running"} for state in states.values()):
-                unsettled = time.monotonic()
-            elif failed := [name for name, state in states.items() if state == "failed"]:
-                more = f" (and {len(failed) - 1} more jobs)" if len(failed) > 1 else ""
-                told = job_error(failed[0], operator.connection)
-                raise UserError(f"{work.what}: {told}{more} [job {failed[0]}]")
-            elif time.monotonic() - unsettled > SETTLED_SECONDS:
-                raise UserError(f"{work.what}: no job is left and the result is not there; run the command again")
-            if not warned and time.monotonic() - begun > NO_WORKER_SECONDS:
-                warned = True
-                if not Worker.count(queue=queue(work.stage, operator.connection)):
-                    operator.console.print(
-                        f"[yellow]no worker takes jobs of {work.stage}; start one: dflash-stack worker {work.stage}[/]"
-                    )
+        while True:
+            with patience.asking():
+                if not (missing := work.missing()):
+                    break
+                operator.check()
+                work.check()
+                show(work.standing())
+                states = job_states(
+                    work.stage, [job_id(work.stage, work.job, *of_job) for of_job in missing], operator.connection
+                )
+                # While Redis was away no worker could show there that it lives.
+                unsettled = max(unsettled, patience.away_until)
+                if any(state in {"waiting", "running"} for state in states.values()):
+                    unsettled = time.monotonic()
+                elif failed := [name for name, state in states.items() if state == "failed"]:
+                    more = f" (and {len(failed) - 1} more jobs)" if len(failed) > 1 else ""
+                    told = job_error(failed[0], operator.connection)
+                    raise UserError(f"{work.what}: {told}{more} [job {failed[0]}]")
+                elif time.monotonic() - unsettled > SETTLED_SECONDS:
+                    raise UserError(f"{work.what}: no job is left and the result is not there; run the command again")
+                if not warned and time.monotonic() - begun > NO_WORKER_SECONDS:
+                    _warn_without_worker(work.stage, operator)
+                    warned = True
             time.sleep(POLL_SECONDS)
         show(work.standing())
+
+
+@dataclass
+class Patience:
+    """With a Redis that is away for a while, as when it is started again: what is asked of it is asked once more."""
+
+    what: str
+    operator: Operator
+    answered: float = field(default_factory=time.monotonic)
+    away_until: float = float("-inf")
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Around what asks Redis, which is left at its first error.
+
+        Raises:
+            UserError: Redis has not answered for too long.
+        """
+        try:
+            yield
+            self.answered = time.monotonic()
+        except RedisError as error:
+            self.away_until = time.monotonic()
+            if self.away_until - self.answered > REDIS_SECONDS:
+                raise UserError(f"{self.what}: Redis does not answer ({error}); start it again") from error
+            self.operator.check()
+            time.sleep(POLL_SECONDS)
+
+
+def _warn_without_worker(stage: Stage, operator: Operator) -> None:
+    if not Worker.count(queue=queue(stage, operator.connection)):
+        operator.console.print(f"[yellow]no worker takes jobs of {stage}; start one: dflash-stack worker {stage}[/]")
 
 
 @contextmanager

@@ -147,19 +147,23 @@ def _faults(live: Live) -> dict[str, Fault]:
         of_stage = queue("assemble", redis)
         if not run:
             redis.zrem(of_stage.started_job_registry.key, "stuck:1")
+            redis.delete("rq:execution:stuck:1")
             return
         # Not by way of the queue, where the assembler would take it.
         job = Job.create("nothing", id="stuck", timeout=100, connection=redis, serializer=JSONSerializer)
         job.started_at = datetime.now(UTC) - timedelta(seconds=80)
         job.save()
         redis.zadd(of_stage.started_job_registry.key, {"stuck:1": time.time() + 3600})
+        redis.set("rq:execution:stuck:1", "", ex=3600)
 
     def run_training_job(runs: bool) -> None:
         registry = queue("train", redis).started_job_registry.key
         if runs:
             redis.zadd(registry, {"training:1": time.time() + 3600})
+            redis.set("rq:execution:training:1", "", ex=3600)
         else:
             redis.zrem(registry, "training:1")
+            redis.delete("rq:execution:training:1")
 
     def set_rank(rank: WrittenRank, **values: object) -> None:
         for name, value in values.items():

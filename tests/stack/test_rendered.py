@@ -9,8 +9,8 @@ from rendering import FILES, PROFILES, rendered, snapshot
 pytestmark = [pytest.mark.stack]
 # Who may reach out of the stack's own network, and why is said in compose.services.yaml.
 OUTSIDE = {"tokenizer", "prometheus", "grafana", "alertmanager"}
-# One-off, or with images that hold nothing to ask with: Prometheus tells when these are down.
-WITHOUT_CHECK = {"operator", "redis-exporter", "dcgm-exporter"}
+# One-off.
+WITHOUT_CHECK = {"operator"}
 
 
 @pytest.fixture(scope="module", params=FILES)

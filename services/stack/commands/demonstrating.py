@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 def demo(
     folder: DemoFolder = Path("var/demo"),
     config: DemoConfig = Path("config/demo.yaml"),
-    port: Annotated[int, typer.Option(help="port of the SGLang server")] = 30000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="port of the SGLang server")] = 30000,
 ) -> None:
     """Run the main job from end to end on this machine's CPU, with a small real model; see `make demo`."""
     from services.stack.demo.run import run_demo

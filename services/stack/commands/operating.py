@@ -61,11 +61,13 @@ def healthcheck(queues: Queues) -> None:
     check_heartbeats(_stages(queues), Addresses())
 
 
-def metrics(port: Annotated[int, typer.Option(help="port to serve /metrics on")] = 9460) -> None:
+def metrics(port: Annotated[int, typer.Option(min=1, max=65535, help="port to serve /metrics on")] = 9460) -> None:
     """Serve the metrics of all runs and queues for Prometheus."""
+    from services.logs import configure_logs
     from services.metrics.exporter import serve_metrics
     from services.settings import Addresses
 
+    configure_logs()
     serve_metrics(Addresses(), port)
 
 

@@ -1,8 +1,13 @@
-"""What a worker logs can be read by machines: one JSON object a line, whoever logs it."""
+"""What a service logs can be read by machines: one JSON object a line, whoever logs it."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
 
 PROGRAM = """
 import logging
@@ -31,3 +36,19 @@ def test_every_line_is_an_event_with_its_level_and_time() -> None:
     assert (failed["event"], failed["level"]) == ("Job failed", "error")
     assert "RuntimeError: broken" in failed["exception"]
     assert all(event["timestamp"].endswith("Z") for event in (own, started, failed))
+
+
+def test_the_exporter_logs_as_the_workers_do(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "services.stack", "metrics", "--port", str(port)]
+    environment = {**os.environ, "DFLASH_RUNS": str(tmp_path)}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as exporter:
+        assert exporter.stdout is not None
+        first = exporter.stdout.readline()
+        exporter.kill()
+    event = json.loads(first)
+    assert (event["event"], event["port"], event["level"]) == ("metrics_ready", port, "info")

@@ -181,41 +181,73 @@ class FakeNvmlError(Exception):
     """What a card that does not answer raises."""
 
 
-def _fake_nvml(broken: int) -> Any:
-    """NVML as pynvml has it, of two cards, one of which does not answer."""
+class FakeNotSupportedError(FakeNvmlError):
+    """What a card raises that has no such value."""
 
-    def memory(card: int) -> SimpleNamespace:
+
+def _fake_nvml(broken: int, **others: Any) -> Any:
+    """NVML as pynvml has it, of two cards, one of which does not answer, with other answers to some calls."""
+
+    def name(card: int) -> str:
         if card == broken:
-            raise FakeNvmlError("Unknown Error")
-        return SimpleNamespace(used=6 * 2**30, total=96 * 2**30)
+            raise FakeNvmlError("GPU is lost")
+        return "RTX PRO 6000"
 
-    return SimpleNamespace(
-        NVMLError=FakeNvmlError,
-        NVML_TEMPERATURE_GPU=0,
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: None,
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetName=lambda _card: "RTX PRO 6000",
-        nvmlDeviceGetMemoryInfo=memory,
-        nvmlDeviceGetUtilizationRates=lambda _card: SimpleNamespace(gpu=97),
-        nvmlDeviceGetPowerUsage=lambda _card: 450_000,
-        nvmlDeviceGetTemperature=lambda _card, _sensor: 71,
-    )
+    answers = {
+        "NVMLError": FakeNvmlError,
+        "NVMLError_NotSupported": FakeNotSupportedError,
+        "NVML_TEMPERATURE_GPU": 0,
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetName": name,
+        "nvmlDeviceGetMemoryInfo": lambda _card: SimpleNamespace(used=6 * 2**30, total=96 * 2**30),
+        "nvmlDeviceGetUtilizationRates": lambda _card: SimpleNamespace(gpu=97),
+        "nvmlDeviceGetPowerUsage": lambda _card: 450_000,
+        "nvmlDeviceGetTemperature": lambda _card, _sensor: 71,
+    }
+    return SimpleNamespace(**{**answers, **others})
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
+CARD = (("gpu", "0"), ("model", "RTX PRO 6000"))
+OF_CARD = {
+    ("dflash_gpu_memory_used_bytes", CARD): 6 * 2**30,
+    ("dflash_gpu_memory_size_bytes", CARD): 96 * 2**30,
+    ("dflash_gpu_busy_ratio", CARD): 0.97,
+    ("dflash_gpu_power_watts", CARD): 450,
+    ("dflash_gpu_temperature_celsius", CARD): 71,
+}
 
 
 def test_cards_are_told_in_base_units_and_one_that_does_not_answer_hides_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", _fake_nvml(broken=1))
-    labels = (("gpu", "0"), ("model", "RTX PRO 6000"))
-    assert values(gpu_metrics()) == {
-        ("dflash_gpu_memory_used_bytes", labels): 6 * 2**30,
-        ("dflash_gpu_memory_size_bytes", labels): 96 * 2**30,
-        ("dflash_gpu_busy_ratio", labels): 0.97,
-        ("dflash_gpu_power_watts", labels): 450,
-        ("dflash_gpu_temperature_celsius", labels): 71,
+    assert values(gpu_metrics()) == OF_CARD
+
+
+@pytest.mark.parametrize("error", [FakeNotSupportedError("Not Supported"), FakeNvmlError("Unknown Error")])
+def test_a_value_that_a_card_does_not_have_hides_no_other(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    # As of a card that is cut up by MIG, or of a virtual one.
+    lacks = {
+        "nvmlDeviceGetUtilizationRates": lambda _card: _raise(error),
+        "nvmlDeviceGetPowerUsage": lambda _: _raise(error),
     }
+    monkeypatch.setitem(sys.modules, "pynvml", _fake_nvml(broken=1, **lacks))
+    absent = ("dflash_gpu_busy_ratio", "dflash_gpu_power_watts")
+    assert values(gpu_metrics()) == {key: value for key, value in OF_CARD.items() if key[0] not in absent}
+
+
+def test_a_driver_that_fails_in_between_leaves_the_scrape_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = FakeNvmlError("Driver/library version mismatch")
+    for fails in ({"nvmlDeviceGetCount": lambda: _raise(error)}, {"nvmlInit": lambda: _raise(error)}):
+        monkeypatch.setitem(sys.modules, "pynvml", _fake_nvml(broken=1, nvmlShutdown=lambda: _raise(error), **fails))
+        assert values(gpu_metrics()) == {}
 
 
 def test_without_a_driver_there_are_no_cards() -> None:

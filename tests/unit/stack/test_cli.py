@@ -140,10 +140,37 @@ def test_a_configuration_that_is_no_text_is_named(tmp_path: Path) -> None:
     assert f"configuration {config} is not YAML" in error
 
 
-@pytest.mark.parametrize("url", ["valkey://there", "redis://there:port"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "valkey://there",
+        "redis://there:port",
+        "redis://[::1",
+        "redis://there..again:6379",
+        "redis://127.0.0.1:1/0?patience=1",
+    ],
+)
 def test_an_impossible_redis_address_is_named(tmp_path: Path, url: str) -> None:
     error = error_of(dflash_stack("prepare", "run", "--config", str(DEMO), runs=tmp_path, redis_url=url))
-    assert "DFLASH_REDIS_URL" in error
+    assert "DFLASH_REDIS_URL is no address of Redis; write it as redis://HOST:PORT/0" in error
+
+
+def test_a_password_in_the_address_of_redis_is_not_told(tmp_path: Path) -> None:
+    for url in ("redis://:0f7d9c4b1e2a@127.0.0.1:1/0", "redis://127.0.0.1:1/0?password=0f7d9c4b1e2a"):
+        error = error_of(dflash_stack("prepare", "run", "--config", str(DEMO), runs=tmp_path, redis_url=url))
+        assert "Redis at 127.0.0.1:1/0: " in error
+        assert "0f7d9c4b1e2a" not in error
+
+
+@pytest.mark.parametrize("port", ["0", "65536"])
+def test_an_impossible_port_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: str) -> None:
+    for command in ("metrics", "demo"):
+        finished = dflash_stack(command, "--port", port, runs=tmp_path)
+        assert finished.returncode == 2
+        assert "--port" in finished.stderr
+        assert "Traceback" not in finished.stderr
+    monkeypatch.setenv("DFLASH_METRICS_PORT", port)
+    assert "DFLASH_METRICS_PORT" in error_of(dflash_stack("worker", "merge", runs=tmp_path))
 
 
 def test_an_impossible_environment_variable_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,8 @@
 """Services of the monitoring: as contained as the others, on loopback alone, and those that Prometheus looks for."""
 
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,36 @@ def test_a_service_has_no_more_rights_than_it_needs(name: str) -> None:
     tag = service["image"].rpartition(":")[2]
     assert tag != "latest"
     assert tag[0] in "v1234567890" or "VERSION" in service["image"]
+
+
+@pytest.mark.parametrize("name", MONITORING)
+def test_a_service_is_asked_whether_it_is_healthy(name: str) -> None:
+    assert MONITORING[name]["healthcheck"]["test"][0] in {"CMD", "CMD-SHELL"}
+
+
+@pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False), (None, False)])
+def test_the_check_without_a_client_tells_an_answer_from_none(status: int | None, healthy: bool) -> None:
+    class Health(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/health" and status else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Health) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        if status:
+            thread.start()
+        else:
+            server.socket.close()
+        port = str(server.server_address[1])
+        command = [part.replace("9400", port) for part in MONITORING["dcgm-exporter"]["healthcheck"]["test"][1:]]
+        finished = subprocess.run([part.replace("$$", "$") for part in command], env={}, check=False, timeout=10)
+        if status:
+            server.shutdown()
+            thread.join()
+    assert (finished.returncode == 0) is healthy
 
 
 def test_nobody_looks_at_grafana_without_a_password() -> None:
