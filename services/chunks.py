@@ -4,7 +4,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 
 from services.errors import UserError
-from services.runs import Run, publish_json, read_json
+from services.files import publish_json, read_json
+from services.runs import Run
 from services.settings import Settings
 
 

@@ -4,7 +4,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from services.chunks import Chunk, choose
-from services.runs import Run, read_json, replace_json
+from services.files import read_json, replace_json
+from services.runs import Run
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from typing import Any
 
 from services.chunks import Chunk, read_chunks
 from services.errors import UserError
-from services.runs import Run, read_json
+from services.files import read_json
+from services.runs import Run
 
 # In a journal's line, what stands before the generated ids, which are its last field.
 JOURNAL_IDS = b',"output_ids":['

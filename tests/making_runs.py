@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from services.chunks import Chunk, find_chunk
+from services.files import publish_json
 from services.records import Prompt, write_prompts
-from services.runs import Run, create_run, publish_json
+from services.runs import Run, create_run
 from services.settings import Settings
 
 VOCABULARY = 100

@@ -7,7 +7,8 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from services.runs import Run, read_json
+from services.files import read_json
+from services.runs import Run
 
 COUNTS = ("samples", "tokens", "supervised_tokens")
 COUNTED = (*COUNTS, "truncated")

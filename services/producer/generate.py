@@ -13,6 +13,7 @@ from structlog.contextvars import bound_contextvars
 
 from services.chunks import Chunk
 from services.errors import UserError
+from services.files import publish, publish_json
 from services.ledger import check_balance
 from services.producer.client import AskError, ask
 from services.producer.journal import Journal, hold, journaled
@@ -21,7 +22,7 @@ from services.producer.outcome import ASKED_AGAIN, Answer, Question, judge
 from services.producer.servers import StoppedError
 from services.producer.session import Session
 from services.records import Completion, Prompt, read_prompts, summarize, write_completions
-from services.runs import Run, publish, publish_json
+from services.runs import Run
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
 FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}

@@ -20,7 +20,8 @@ from huggingface_hub.errors import (
 )
 
 from services.errors import UserError
-from services.runs import Run, read_json, replace_json
+from services.files import read_json, replace_json
+from services.runs import Run
 from services.settings import RowsSettings
 
 

@@ -1,9 +1,10 @@
 """The jobs of the queue `prepare`."""
 
 from services.chat import load_tokenizer
+from services.files import publish_json
 from services.prompts.prepare import prepare_run
 from services.records import read_prompts
-from services.runs import open_run, publish_json, read_settings
+from services.runs import open_run, read_settings
 from services.settings import Addresses
 
 

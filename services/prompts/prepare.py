@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from services import chat
 from services.errors import UserError
+from services.files import publish, publish_json, read_json, scratch_folder
 from services.ledger import check_balance
 from services.prompts import accounts
 from services.prompts.accounts import SourceCounts
@@ -31,7 +32,7 @@ from services.prompts.taken import Taken
 from services.prompts.tasks import Renderer, Shared
 from services.prompts.user_turns import turn_marks
 from services.records import write_prompts
-from services.runs import Run, publish, publish_json, read_json, record_rendering, scratch_folder
+from services.runs import Run, record_rendering
 from services.settings import Settings, SourceSettings
 from services.target import tokenizer_fingerprint, vocabulary_size
 

@@ -4,7 +4,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.runs import Run, replace_json
+from services.files import replace_json
+from services.runs import Run
 from services.settings import SourceSettings
 
 WRITE_SECONDS = 0.5

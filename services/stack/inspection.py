@@ -14,7 +14,7 @@ from rich.text import Text
 
 from services.dataset_folder import describe, open_dataset, provenance_path, read_row
 from services.errors import UserError
-from services.runs import read_json
+from services.files import read_json
 from services.sample_rows import RowFaultError, Totals, check_columns, examine, read_totals
 from services.stack.merge_table import lengths_table, merge_tables
 

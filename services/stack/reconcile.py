@@ -10,11 +10,12 @@ from redis import Redis
 from services.chunks import Chunk, plan_chunks
 from services.control import read_control, submitted_chunks
 from services.errors import UserError
+from services.files import read_json, remove_unlocked
 from services.ledger import check_balance
 from services.queue_names import Stage
 from services.queues import enqueue_missing
 from services.records import summarize
-from services.runs import Run, read_json, remove_unlocked
+from services.runs import Run
 from services.settings import Settings
 
 # A writer that was killed leaves its unfinished file. A live one has locked it, or (the trainer) needs seconds.

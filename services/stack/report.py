@@ -9,8 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from services.files import read_json, replace_json
 from services.ledger import check_balance, count_assembled, count_generated
-from services.runs import Run, read_json, read_settings, replace_json
+from services.runs import Run, read_settings
 from services.stack.merge_table import mix_table
 from services.stack.number_table import number_table
 from services.stack.plots import plot_acceptance, plot_loss

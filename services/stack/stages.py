@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 from services.control import submitted_chunks
 from services.errors import UserError
+from services.files import read_json
 from services.ledger import GenerateCounter, count_assembled, total
 from services.queue_names import Stage
 from services.queues import enqueue, job_id, job_state
-from services.runs import Run, read_json
+from services.runs import Run
 from services.settings import Settings
 from services.stack.reconcile import check_not_paused, reconcile
 from services.stack.wait import Operator, Standing, Standings, Work, carry_out, wait_for

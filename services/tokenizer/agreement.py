@@ -18,9 +18,10 @@ from transformers import PreTrainedTokenizerBase
 from services import chat
 from services.chunks import read_chunks
 from services.errors import UserError
+from services.files import read_json, replace_json
 from services.ledger import check_balance
 from services.records import Completion, Prompt, read_completions, read_prompts
-from services.runs import Run, check_same_tokenizer, open_run, read_json, read_settings, replace_json
+from services.runs import Run, check_same_tokenizer, open_run, read_settings
 from services.settings import Addresses
 from services.tokenizer.replies import RejectedError, ReplyFinder
 

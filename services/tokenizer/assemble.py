@@ -17,9 +17,10 @@ import structlog
 
 from services.chunks import find_chunk
 from services.errors import UserError
+from services.files import publish, publish_json, read_json
 from services.ledger import check_balance
 from services.records import PROVENANCE_SCHEMA, SAMPLE_SCHEMA, read_prompt_rows
-from services.runs import Run, check_same_tokenizer, publish, publish_json, read_json
+from services.runs import Run, check_same_tokenizer
 from services.sample_rows import RowFaultError, examine
 from services.settings import AssembleSettings, Settings
 from services.target import model_fingerprint, vocabulary_size

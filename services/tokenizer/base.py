@@ -18,8 +18,8 @@ from services.dataset_folder import (
     write_shards,
 )
 from services.errors import UserError
+from services.files import read_json, sweep
 from services.records import SAMPLE_SCHEMA
-from services.runs import read_json, sweep
 from services.sample_rows import Totals, check_columns
 from services.tokenizer.content_index import ShardIndex, build_index, read_index
 from services.tokenizer.linking import How, link_file, worse

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from services.runs import publish
+from services.files import publish
 from services.sample_rows import SampleRows, Totals, examine_shard, integers
 
 INDEX_SCHEMA = pa.schema([("high", pa.uint64()), ("low", pa.uint64())])

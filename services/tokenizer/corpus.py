@@ -19,9 +19,9 @@ import typer
 from services import chat
 from services.dataset_folder import write_shards, write_state
 from services.errors import UserError
+from services.files import publish_folder, publish_json, read_json
 from services.ledger import check_balance
 from services.records import SAMPLE_SCHEMA
-from services.runs import publish_folder, publish_json, read_json
 from services.target import tokenizer_fingerprint
 from services.tokenizer.conversations import NoConversationError, read_conversation
 from services.tokenizer.replies import RejectedError, ReplyFinder, TextRow, Thinking

@@ -15,8 +15,9 @@ import structlog
 
 from services.dataset_folder import ShardWriter, index_path, open_dataset, provenance_path, write_state
 from services.errors import UserError
+from services.files import publish_folder, publish_json, read_json
 from services.records import PROVENANCE_SCHEMA, SAMPLE_SCHEMA
-from services.runs import Run, publish_folder, publish_json, read_json
+from services.runs import Run
 from services.sample_rows import Totals, read_totals
 from services.settings import MergeSettings, Settings
 from services.tokenizer.account import account, check_totals

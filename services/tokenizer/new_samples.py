@@ -16,9 +16,10 @@ import pyarrow as pa
 from services.chunks import Chunk, read_chunks
 from services.dataset_folder import END_OF_STREAM, describe
 from services.errors import UserError
+from services.files import read_json
 from services.ledger import check_balance
 from services.records import PROVENANCE_SCHEMA, SAMPLE_SCHEMA
-from services.runs import Run, read_json
+from services.runs import Run
 from services.sample_rows import RowFaultError, SampleRows, Totals, examine
 from services.settings import MergeSettings
 from services.tokenizer.content_index import Digests, SeenDigests, ShardIndex, are_known, digest_rows

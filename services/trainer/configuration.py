@@ -6,8 +6,9 @@ from pathlib import Path
 
 from dflash.config import TrainingConfig
 from services.errors import UserError
+from services.files import read_json
 from services.records import read_prompts
-from services.runs import Run, read_json
+from services.runs import Run
 from services.settings import Settings
 
 

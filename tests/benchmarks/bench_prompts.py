@@ -22,9 +22,10 @@ import yaml
 from rich.console import Console
 
 from services.chat import load_tokenizer
+from services.files import read_json
 from services.logs import configure_logs
 from services.prompts.prepare import prepare_run
-from services.runs import create_run, read_json
+from services.runs import create_run
 from services.settings import check_settings
 from services.stack.prepared import print_prepared
 from tests.benchmarks.prompt_sources import ROWS, write_sources

@@ -17,11 +17,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from services.files import publish, read_json, replace_json, replace_text
 from services.ledger import count_generated, total
 from services.producer.journal import journaled
 from services.queue_names import Stage
 from services.records import read_completions, read_prompts
-from services.runs import Run, create_run, publish, read_json, replace_json, replace_text
+from services.runs import Run, create_run
 from services.settings import Addresses, Settings, load_settings
 from services.stack import stages
 from services.stack.demo.bring_up import start_redis, start_server, start_worker, wait_for_server

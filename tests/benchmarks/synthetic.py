@@ -6,8 +6,9 @@ import numpy as np
 import pyarrow as pa
 
 from services.dataset_folder import write_shards, write_state
+from services.files import publish_json
 from services.records import PROVENANCE_SCHEMA, SAMPLE_SCHEMA
-from services.runs import Run, create_run, publish_json
+from services.runs import Run, create_run
 from services.settings import check_settings
 
 VOCABULARY = 151_936

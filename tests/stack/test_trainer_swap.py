@@ -16,8 +16,9 @@ import pytest
 from stack_under_test import ROOT, VERSION, StackUnderTest, make_stack, wait_until
 
 from services.environments import interpreter
+from services.files import publish_json
 from services.records import SAMPLE_SCHEMA
-from services.runs import create_run, publish_json
+from services.runs import create_run
 from services.settings import Settings, check_settings, load_settings
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]

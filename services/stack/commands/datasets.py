@@ -25,8 +25,9 @@ def merge(
     `merge RUN` makes the run's own dataset, with the base that its settings name. `merge BASE RUN... --to DATASET`
     makes another; BASE is the folder of a dataset, or - for none. Remove the folder to undo it.
     """
+    from services.files import read_json
     from services.queues import connect
-    from services.runs import read_json, read_settings
+    from services.runs import read_settings
     from services.settings import Addresses
     from services.stack import stages
     from services.stack.merge_table import merge_tables

@@ -33,7 +33,7 @@ def prepare(
     Ends with what became of every row, the mix by domain and the lengths; the same is in the run's
     prompts/prepare.json and prepare.png.
     """
-    from services.runs import read_json
+    from services.files import read_json
     from services.stack import stages
     from services.stack.plots import plot_prompts
     from services.stack.prepared import print_prepared, print_preview

@@ -26,7 +26,7 @@ def render_compose(
     output: Annotated[Path | None, typer.Option(help="file to write; default: the terminal")] = None,
 ) -> None:
     """Write compose.yaml for another number of cards."""
-    from services.runs import replace_text
+    from services.files import replace_text
     from services.stack.render import render
 
     try:

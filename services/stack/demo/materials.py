@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from services.environments import interpreter
 from services.errors import UserError
-from services.runs import publish
+from services.files import publish
 from services.stack.demo.processes import Processes
 
 PACKAGES = Path(__file__).parent / "packages.lock"

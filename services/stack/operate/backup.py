@@ -13,7 +13,7 @@ from typing import IO
 from rich.console import Console
 
 from services.errors import UserError
-from services.runs import publish_folder, read_json, replace_json
+from services.files import publish_folder, read_json, replace_json
 from services.stack.operate.engine import docker, last_line
 from services.stack.operate.project import ROLES, Project, alive, command, compose
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from services.errors import UserError
-from services.runs import replace_text
+from services.files import replace_text
 
 ASSIGNED = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)=(.*)$")
 QUOTED = re.compile(r"""(['"])(.*?)\1""")

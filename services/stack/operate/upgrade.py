@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from services.errors import UserError
-from services.runs import replace_text
+from services.files import replace_text
 from services.stack.operate.env_file import ASSIGNED, OFFERED, read_variables, write_lines
 from services.stack.render import render
 

@@ -13,10 +13,11 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from services.errors import UserError
+from services.files import read_json
 from services.prompts.parallel import Processes
 from services.prompts.prepare import prepare_run
 from services.records import read_prompts
-from services.runs import Run, read_json, read_settings
+from services.runs import Run, read_settings
 from tests.unit.prompts.conftest import write_lines
 
 PrepareRows = Callable[..., tuple[Run, dict[str, Any]]]

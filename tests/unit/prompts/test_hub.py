@@ -10,8 +10,9 @@ import pytest
 from huggingface_hub import constants
 
 from services.errors import UserError
+from services.files import read_json
 from services.prompts.hub import locate, locate_for
-from services.runs import create_run, read_json
+from services.runs import create_run
 from services.settings import RowsSettings, Settings
 
 COMMIT, LATER_COMMIT = "c" * 40, "d" * 40

@@ -10,10 +10,11 @@ from transformers import PreTrainedTokenizerBase
 
 from services import chat
 from services.errors import UserError
+from services.files import read_json
 from services.prompts.jobs import prepare, preview
 from services.prompts.prepare import prepare_run
 from services.records import read_prompts
-from services.runs import Run, create_run, read_json
+from services.runs import Run, create_run
 from services.settings import Settings
 from services.target import tokenizer_fingerprint
 from tests.unit.prompts.conftest import write_lines

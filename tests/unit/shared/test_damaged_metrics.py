@@ -11,12 +11,13 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from services.files import publish_json
 from services.metrics.collector import StackCollector
 from services.metrics.machine import disk_metrics
 from services.metrics.operations import operations_metrics
 from services.metrics.renderable import renderable
 from services.metrics.training import Known, training_metrics
-from services.runs import Run, publish_json
+from services.runs import Run
 from services.settings import Addresses
 
 PART = {"samples": 1, "tokens": 2, "supervised_tokens": 1}

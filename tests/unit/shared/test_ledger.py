@@ -10,9 +10,10 @@ import pytest
 
 from services.chunks import Chunk, find_chunk, plan_chunks, read_chunks
 from services.errors import UserError
+from services.files import publish, publish_json, read_json
 from services.ledger import GenerateCounter, check_balance, count_generated, total
 from services.records import Completion, Prompt, summarize, write_completions, write_prompts
-from services.runs import Run, create_run, publish, publish_json, read_json
+from services.runs import Run, create_run
 from services.settings import Settings
 
 

@@ -12,13 +12,14 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, write_to_textfile
 from prometheus_client.metrics_core import Metric
 
+from services.files import publish_json
 from services.metrics.dataset import DatasetFamilies, read_published
 from services.metrics.gpu import driver_version, gpu_metrics
 from services.metrics.machine import read_memory
 from services.metrics.operations import operations_metrics
 from services.metrics.training import Known, training_metrics
 from services.metrics.worker import torch_cuda
-from services.runs import Run, publish_json
+from services.runs import Run
 
 ROOT = Path(__file__).parents[3]
 

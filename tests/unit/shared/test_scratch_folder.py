@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from services.runs import scratch_folder
+from services.files import scratch_folder
 
 
 def test_a_folder_is_there_for_as_long_as_it_is_used(tmp_path: Path) -> None:

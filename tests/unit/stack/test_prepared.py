@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from services.runs import Run, replace_json
+from services.files import replace_json
+from services.runs import Run
 from services.settings import load_settings
 from services.stack.plots import plot_prompts
 from services.stack.prepared import print_prepared, print_preview

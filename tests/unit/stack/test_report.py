@@ -8,8 +8,9 @@ import pytest
 from rich.console import Console
 
 from services.errors import UserError
+from services.files import publish_json
 from services.records import Completion, write_completions
-from services.runs import Run, create_run, publish_json
+from services.runs import Run, create_run
 from services.settings import load_settings
 from services.stack.report import collect_report, print_report, write_report
 from services.stack.status import StatusView

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from services.chunks import plan_chunks
+from services.files import publish, publish_json
 from services.records import Completion, Prompt, write_completions, write_prompts
-from services.runs import Run, create_run, publish, publish_json
+from services.runs import Run, create_run
 from services.settings import Settings
 from services.target import tokenizer_fingerprint, vocabulary_size
 

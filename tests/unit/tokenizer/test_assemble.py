@@ -10,9 +10,10 @@ import pytest
 
 from services.chunks import plan_chunks
 from services.errors import UserError
+from services.files import read_json
 from services.ledger import count_assembled
 from services.records import PROVENANCE_SCHEMA, SAMPLE_SCHEMA, read_completions, write_completions
-from services.runs import Run, read_json
+from services.runs import Run
 from services.settings import Settings
 from services.target import model_fingerprint
 from services.tokenizer.assemble import assemble_chunk

@@ -13,7 +13,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from services.errors import UserError
-from services.runs import read_json
+from services.files import read_json
 from services.tokenizer.corpus import Length, build_corpus, main
 from services.tokenizer.replies import ReplyFinder, TextRow
 

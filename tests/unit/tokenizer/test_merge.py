@@ -16,8 +16,9 @@ import pytest
 from services import dataset_folder
 from services.chunks import plan_chunks
 from services.errors import UserError
+from services.files import read_json
 from services.records import PROVENANCE_SCHEMA, SAMPLE_SCHEMA
-from services.runs import Run, read_json
+from services.runs import Run
 from services.settings import Settings
 from services.tokenizer import content_index
 from services.tokenizer.assemble import assemble_chunk

@@ -9,7 +9,8 @@ from typing import Any
 import datasets
 import pytest
 
-from services.runs import Run, read_json
+from services.files import read_json
+from services.runs import Run
 from services.settings import Settings
 from services.tokenizer.assemble import assemble_chunk
 from services.tokenizer.merge import merge_runs, verify_dataset
