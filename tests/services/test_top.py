@@ -117,5 +117,5 @@ def test_in_a_pipe_each_view_is_printed(redis: Redis, make_run: MakeRun, command
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, process_group=0) as process:
         assert process.stdout is not None
         assert any("prompts" in line for line in process.stdout)
-        process.send_signal(signal.SIGINT)
-    assert process.returncode == 130
+        process.terminate()
+    assert process.returncode == -signal.SIGTERM
